@@ -1,0 +1,261 @@
+"""A shard on disk: `NNNNN.tok` (raw little-endian token ids) and `NNNNN.idx` (one record per document).
+
+Documents stand back to back and each ends with exactly one EOS, so the length of a document counts its EOS.
+Boundaries are read from `.idx`, never found by scanning. Nothing is ever cast in silence: an id that the
+vocabulary does not have is refused at write, because `70_000` as uint16 would become 4,464.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+
+from stages.contract.files import atomic_file, sha256_file
+from stages.contract.problem import Problem, RunError
+
+#: One record per document: tokens including the EOS, and the 16-byte document id.
+INDEX = np.dtype([("length", "<u4"), ("id", "V16")])
+
+#: Largest vocabulary whose ids fit two bytes.
+SMALL_VOCABULARY = 65_536
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """How ids of this vocabulary are stored: `<u2` up to 65,536 entries, else `<u4`."""
+    if not 0 < vocab_size <= 1 << 32:
+        raise ValueError(f"a vocabulary of {vocab_size:,} entries has no token type")
+    return np.dtype("<u2") if vocab_size <= SMALL_VOCABULARY else np.dtype("<u4")
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Size in bytes and SHA-256 (hex) of a file, as the manifest states them."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """What a written shard holds. `largest_id` is -1 for a shard without documents."""
+
+    documents: int
+    tokens: int
+    largest_id: int
+    tok: FileFacts
+    idx: FileFacts
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A batch of documents on its way into a shard.
+
+    tokens   any integer type, shape (T,): the documents back to back, each ending with EOS
+    lengths  integers, shape (D,): tokens of each document, EOS included; they add up to T
+    ids      V16, shape (D,)
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    ids: np.ndarray
+
+
+def write_shard(base: Path, batches: Iterable[Documents], vocab_size: int, eos_id: int) -> ShardFacts:
+    """Writes `<base>.tok` and `<base>.idx` and returns what is in them.
+
+    Both files appear under their names only when complete. Raises ValueError on an id outside the vocabulary,
+    a length that does not fit, or a document that does not hold exactly one EOS, at its end: each of these is a
+    fault of the caller, never of the text.
+    """
+    dtype = token_dtype(vocab_size)
+    documents = tokens = 0
+    largest = -1
+    tok, idx = Path(f"{base}.tok"), Path(f"{base}.idx")
+    with ExitStack() as stack:
+        tok_out = _Hashing(stack.enter_context(atomic_file(tok)))
+        idx_out = _Hashing(stack.enter_context(atomic_file(idx)))
+        for batch in batches:
+            if len(batch.lengths) == 0:
+                continue
+            largest = max(largest, _check_documents(batch, vocab_size, eos_id))
+            tok_out.write(np.ascontiguousarray(batch.tokens.astype(dtype, copy=False)).tobytes())
+            records = np.empty(len(batch.lengths), INDEX)
+            records["length"] = batch.lengths
+            records["id"] = batch.ids
+            idx_out.write(records.tobytes())
+            documents += len(records)
+            tokens += len(batch.tokens)
+    return ShardFacts(documents, tokens, largest, tok_out.facts(), idx_out.facts())
+
+
+def _check_documents(batch: Documents, vocab_size: int, eos_id: int) -> int:
+    """The largest id of the batch. ValueError where it breaks the format."""
+    tokens, lengths = batch.tokens, batch.lengths
+    if tokens.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
+        raise ValueError(f"tokens and lengths must be integers, not {tokens.dtype} and {lengths.dtype}")
+    if len(lengths) != len(batch.ids):
+        raise ValueError(f"{len(lengths):,} lengths but {len(batch.ids):,} document ids")
+    if int(lengths.min()) < 1 or int(lengths.max()) >= 1 << 32:
+        raise ValueError("a document holds at least its EOS and at most 4,294,967,295 tokens")
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if int(ends[-1]) != len(tokens):
+        raise ValueError(f"lengths add up to {int(ends[-1]):,}, but there are {len(tokens):,} tokens")
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= vocab_size:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"token id {wrong:,} is not in a vocabulary of {vocab_size:,} entries")
+    at_ends = tokens[ends - 1] == eos_id
+    if not at_ends.all() or int(np.count_nonzero(tokens == eos_id)) != len(lengths):
+        raise ValueError(f"every document must hold the end token {eos_id:,} exactly once, at its end")
+    return largest
+
+
+class _Hashing:
+    """A binary file that keeps the size and digest of what went through it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def facts(self) -> FileFacts:
+        return FileFacts(self._bytes, self._hash.hexdigest())
+
+
+class TokenFile:
+    """An open `.tok` file, read by `pread`, so that threads may share it."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self.path = path
+        self.dtype = dtype
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror}")) from error
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` tokens from token number `start`, in the dtype of the file. RunError when it is too short."""
+        width = self.dtype.itemsize
+        want = count * width
+        data = os.pread(self._fd, want, start * width)
+        while len(data) < want:  # one pread may legally return less
+            more = os.pread(self._fd, want - len(data), start * width + len(data))
+            if not more:
+                size = os.fstat(self._fd).st_size
+                raise RunError(
+                    Problem("D002", f"{self.path} is too short: tokens {start:,} to {start + count:,} need "
+                                    f"{(start + count) * width:,} bytes, it has {size:,}")
+                )  # fmt: skip
+            data += more
+        return np.frombuffer(data, self.dtype)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_tokens(path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+    """`count` tokens of a `.tok` file from token number `start`. RunError when they are not there."""
+    with TokenFile(path, dtype) as file:
+        return file.read(start, count)
+
+
+def read_index(path: Path, tokens: int) -> np.ndarray:
+    """The records (dtype INDEX) of an `.idx` file. RunError when their lengths do not add up to `tokens`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror}")) from error
+    if len(data) % INDEX.itemsize:
+        raise RunError(
+            Problem(
+                "D002",
+                f"{path} has {len(data):,} bytes, which is no whole number of {INDEX.itemsize}-byte records",
+            )
+        )
+    records = np.frombuffer(data, INDEX)
+    total = int(records["length"].sum(dtype=np.int64))
+    if total != tokens:
+        raise RunError(
+            Problem(
+                "D002", f"lengths in {path} add up to {total:,} tokens, but the manifest states {tokens:,}"
+            )
+        )
+    return records
+
+
+def check_file(path: Path, expected: FileFacts, deep: bool) -> Problem | None:
+    """What is wrong with a file: missing, another size, and with `deep` another digest."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return Problem("D002", f"{path} is missing: the manifest states {expected.bytes:,} bytes")
+    if size != expected.bytes:
+        return Problem("D002", f"{path} has {size:,} bytes, but the manifest states {expected.bytes:,}")
+    if deep and (real := sha256_file(path)) != expected.sha256:
+        return Problem("D002", f"{path} has SHA-256 {real}, but the manifest states {expected.sha256}")
+    return None
+
+
+def check_shard_content(
+    base: Path, documents: int, tokens: int, vocab_size: int, eos_id: int
+) -> list[Problem]:
+    """What is wrong inside `<base>.tok` and `<base>.idx`, both of the right size.
+
+    Reads every token: lengths add up, ids are in the vocabulary, each document holds one EOS, at its end.
+    """
+    dtype = token_dtype(vocab_size)
+    try:
+        records = read_index(Path(f"{base}.idx"), tokens)
+    except RunError as error:
+        return list(error.problems)
+    found: list[Problem] = []
+    if len(records) != documents:
+        found.append(
+            Problem(
+                "D002", f"{base}.idx has {len(records):,} documents, but the manifest states {documents:,}"
+            )
+        )
+    ends = np.cumsum(records["length"], dtype=np.int64)
+    largest, eos_total, eos_at_end = -1, 0, 0
+    block = 1 << 24
+    with TokenFile(Path(f"{base}.tok"), dtype) as file:
+        for start in range(0, tokens, block):
+            part = file.read(start, min(block, tokens - start))
+            largest = max(largest, int(part.max()))
+            is_eos = part == eos_id
+            eos_total += int(np.count_nonzero(is_eos))
+            inside = ends[(ends > start) & (ends <= start + len(part))] - 1 - start
+            eos_at_end += int(np.count_nonzero(is_eos[inside]))
+    if largest >= vocab_size:
+        found.append(
+            Problem(
+                "D003", f"{base}.tok holds id {largest:,}, which a vocabulary of {vocab_size:,} does not have"
+            )
+        )
+    if eos_total != len(records) or eos_at_end != len(records):
+        found.append(
+            Problem("D002", f"{base}.tok has {eos_total:,} end tokens, {eos_at_end:,} of them at the end of a "
+                            f"document, but {base}.idx has {len(records):,} documents")
+        )  # fmt: skip
+    return found
