@@ -1,0 +1,117 @@
+"""One u64 per document while global stages talk: its place in the order of who survives, and in the corpus.
+
+    code = rank of the source (30 bits) | global row number (34 bits)
+
+A smaller code is a better document: comparing codes compares priority, then the canonical order of files and
+rows. Codes live inside one run of a stage and are never stored: a new input file shifts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from stages.exchange import column_values
+from stages.stage import PartInfo
+
+ROW_BITS = 34
+ROW_MASK = np.uint64((1 << ROW_BITS) - 1)
+
+
+#: Rows of the channel `evidence`, addressed to the part of `row`.
+EVIDENCE = pa.schema(
+    [
+        pa.field("row", pa.uint32(), nullable=False),
+        pa.field("survivor_part", pa.uint32(), nullable=False),
+        pa.field("survivor_row", pa.uint32(), nullable=False),
+        pa.field("similarity", pa.float32(), nullable=False),
+    ]
+)
+
+
+class Numbering:
+    """Codes of documents for some parts (ascending index and base), and the way back.
+
+    ValueError when the corpus has 2**34 documents or more, a part 2**30 or more, or a rank does not fit 30 bits.
+    """
+
+    def __init__(self, parts: Sequence[PartInfo]) -> None:
+        self.indices_P = np.array([part.index for part in parts], np.uint32)
+        self.bases_P = np.array([part.base for part in parts], np.uint64)
+        self.rows_P = np.array([part.rows for part in parts], np.uint64)
+        self.ranks_P = np.array([part.rank for part in parts], np.uint64)
+        #: One more than the largest global row number; numbers of parts that the stage does not see are gaps.
+        self.end = max((part.base + part.rows for part in parts), default=0)
+        if self.end > int(ROW_MASK) or (len(parts) and int(self.ranks_P.max()) >= 1 << (64 - ROW_BITS)):
+            raise ValueError(
+                f"{self.end:,} documents are more than one deduplication can number (2**{ROW_BITS})"
+            )
+
+    def codes(self, part: PartInfo, rows_N: np.ndarray) -> np.ndarray:
+        """The codes, uint64, of these rows of a part."""
+        return np.asarray(rows_N, np.uint64) + np.uint64((part.rank << ROW_BITS) + part.base)
+
+    def codes_of(self, numbers_N: np.ndarray) -> np.ndarray:
+        """The codes, uint64, of global row numbers."""
+        places = np.searchsorted(self.bases_P, numbers_N, side="right") - 1
+        return (self.ranks_P[places] << np.uint64(ROW_BITS)) | numbers_N
+
+    def locate(self, codes_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`(part index uint32, row in that part uint32)` of each code."""
+        numbers = codes_N & ROW_MASK
+        # Empty parts share their base with the next one; the last of equal bases is the one with rows.
+        places = np.searchsorted(self.bases_P, numbers, side="right") - 1
+        return self.indices_P[places], (numbers - self.bases_P[places]).astype(np.uint32)
+
+    def splitters(self, pieces: int) -> np.ndarray:
+        """`pieces - 1` ascending codes that cut all documents, best first, into about equal pieces."""
+        order = np.argsort(self.ranks_P, kind="stable")
+        ends = np.cumsum(self.rows_P[order])
+        total = int(ends[-1]) if len(ends) else 0
+        wanted = np.array([total * k // pieces for k in range(1, pieces)], np.uint64)
+        places = np.minimum(np.searchsorted(ends, wanted, side="right"), len(ends) - 1)
+        rows = wanted - (ends - self.rows_P[order])[places] + self.bases_P[order][places]
+        return (self.ranks_P[order][places] << np.uint64(ROW_BITS)) | rows
+
+
+def partition_bits(rows: int, rows_per_task: int) -> int:
+    """`b` so that 2**b tasks (at most 65,536) have about `rows_per_task` rows: a function of size alone."""
+    return min(max(0, (max(rows, 1) - 1) // rows_per_task).bit_length(), 16)
+
+
+def top_bits(keys_N: np.ndarray, bits: int) -> np.ndarray:
+    """The partition, uint32 in 0 to 2**bits - 1, of each u64 key."""
+    if bits == 0:
+        return np.zeros(len(keys_N), np.uint32)
+    return (keys_N >> np.uint64(64 - bits)).astype(np.uint32)
+
+
+def duplicates(high_N: np.ndarray, low_N: np.ndarray, codes_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`(others, best)`: codes of all but the best of each equal 128-bit hash, and that best one's code."""
+    order = np.lexsort((codes_N, low_N, high_N))
+    high, low, codes = high_N[order], low_N[order], codes_N[order]
+    fresh = np.ones(len(codes), bool)
+    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    best = codes[np.maximum.accumulate(np.where(fresh, np.arange(len(codes)), 0))]
+    return codes[~fresh], best[~fresh]
+
+
+def evidence_table(
+    row: np.ndarray, survivor_part: np.ndarray, survivor_row: np.ndarray, similarity: np.ndarray | float
+) -> pa.Table:
+    """Rows of the channel `evidence`: which kept document each dropped row stands behind."""
+    similarity = np.broadcast_to(np.asarray(similarity, np.float32), row.shape)
+    return pa.table([row, survivor_part, survivor_row, np.ascontiguousarray(similarity)], schema=EVIDENCE)
+
+
+def facts_in(batch: pa.RecordBatch, facts: pa.Table, first_row: int) -> tuple[np.ndarray, np.ndarray]:
+    """`(mask, which)`: which rows of the batch the facts name, and where in the facts those rows are."""
+    mask = np.zeros(batch.num_rows, bool)
+    if facts.num_columns == 0:
+        return mask, np.empty(0, np.int64)
+    rows = column_values(facts, "row").astype(np.int64) - first_row
+    which = np.flatnonzero((rows >= 0) & (rows < batch.num_rows))
+    mask[rows[which]] = True
+    return mask, which
