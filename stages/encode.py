@@ -1,0 +1,317 @@
+"""Text to token ids, equal to what the `tokenizers` library gives for the same tokenizer.json, only faster.
+
+Three promises hold for every tokenizer. Special tokens are never matched inside text (the switch that the library
+forgets on saving is set after every load). No post-processor runs, so a document never brings its own BOS or EOS:
+whoever writes shards appends `eos_id`, once. Nothing starts threads, so a fork before or after is harmless.
+
+Byte-level BPE with a known pattern takes the fast path: compiled splitting, a bounded table of pieces seen before,
+exact merging of new ones. Documents in which an added token stands go to the library, as does every other kind of
+tokenizer; where a tokenizer asks for NFC, texts that NFC might change are normalized by the library first.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit, types
+from tokenizers import Tokenizer
+
+from stages.contract.problem import Problem, SpecError
+from stages.document import text_buffers
+from stages.merging import Merges
+from stages.pieces import PieceTable
+from stages.pretokenize import CHUNK, Pattern, nfc_unsafe, pieces, recognise
+from stages.tokenizer_json import byte_alphabet, token_bytes
+
+#: Names under which tokenizers keep the end of a document, the likeliest first.
+EOS_NAMES = (
+    "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>", "<|eos|>", "[EOS]",
+    "<end_of_text>", "<|eod|>", "<EOD>",
+)  # fmt: skip
+
+_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+
+#: Limits of the table of pieces, per thread; a full one is emptied, which costs time and changes nothing else.
+CACHE_PIECES = 400_000
+CACHE_BYTES = 32 << 20
+
+
+class Encoder:
+    """One loaded tokenizer. Safe to use from several threads: each has its own table of pieces.
+
+    eos_id      id of the token that ends a document
+    vocab_size  largest id + 1 (gaps in the numbering count)
+    fast        whether the compiled path is taken; `why_slow` says what stands against it, else None
+    """
+
+    def __init__(self, content: bytes, eos: str | None = None, name: str = "tokenizer.json") -> None:
+        """From the bytes of a tokenizer.json; `name` is for messages. SpecError: unreadable, or no EOS to be found."""
+        try:
+            self._library = Tokenizer.from_buffer(content)
+            self._spec: dict[str, Any] = json.loads(content)
+        except Exception as error:  # the library raises bare Exception
+            raise SpecError(Problem("D004", f"{name} is not a tokenizer.json: {error}")) from error
+        self._library.encode_special_tokens = True
+        self._library.no_padding()
+        self._library.no_truncation()
+        vocabulary = self._ids = self._library.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.eos_token = _choose_eos(self._spec, vocabulary, eos, name)
+        self.eos_id: int = vocabulary[self.eos_token]
+        self.why_slow = _why_slow(self._spec)
+        self.fast = self.why_slow is None
+        self._local = threading.local()
+        self._added = _added_pattern(self._spec)
+        self._nfc = _normalizer(self._spec) == ["NFC"]
+        if self.fast:
+            self._pattern: Pattern = recognise(self._spec["pre_tokenizer"])  # type: ignore[assignment]
+            self._merges, self._whole = _compile(self._spec["model"])
+
+    @classmethod
+    def load(cls, source: str | Path | bytes, eos: str | None = None) -> Encoder:
+        """From a path or the content of a tokenizer.json. `eos` names the end token where the usual names do not."""
+        if isinstance(source, bytes):
+            return cls(source, eos)
+        try:
+            content = Path(source).read_bytes()
+        except OSError as error:
+            raise SpecError(
+                Problem("D004", f"the tokenizer {source} cannot be read: {error.strerror}")
+            ) from error
+        return cls(content, eos, str(source))
+
+    def encode_batch(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """`(ids, offsets)`: uint32 ids of all texts back to back, int64 offsets (n + 1); no EOS, no other additions.
+
+        texts: a large_string array; a null is an empty text.
+        """
+        if texts.null_count:
+            texts = pc.fill_null(texts, "")
+        if not self.fast:
+            return _joined([self._by_library(text) for text in texts.to_pylist()])
+        raw, texts = texts, self._normalized(texts)
+        doubtful = np.flatnonzero(
+            self._holds_added(raw) | (self._holds_added(texts) if texts is not raw else False)
+        )
+        data, offsets = text_buffers(texts)
+        if len(doubtful) == 0:
+            return self._encode(data, offsets)
+        parts: list[np.ndarray] = []
+        lengths: list[int] = []
+        first = 0
+        for text in [*doubtful.tolist(), len(texts)]:
+            ids, ends = self._encode(data, offsets[first : text + 1])
+            parts.append(ids)
+            lengths.extend(np.diff(ends).tolist())
+            if text < len(texts):
+                parts.append(self._by_library(raw[text].as_py()))
+                lengths.append(len(parts[-1]))
+            first = text + 1
+        return np.concatenate(parts), np.r_[0, np.cumsum(np.array(lengths, np.int64))]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids, special tokens included as they are written; broken UTF-8 becomes U+FFFD."""
+        numbers = [int(number) for number in ids]
+        if self.fast:
+            return b"".join(self._token_bytes[number] for number in numbers).decode("utf-8", "replace")
+        return self._library.decode(numbers, skip_special_tokens=False)
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes]:
+        """The bytes of each id, empty for ids without a token."""
+        table = [b""] * self.vocab_size
+        for token, number in self._spec["model"]["vocab"].items():
+            table[number] = token_bytes(token)
+        for added in self._spec.get("added_tokens") or []:
+            table[self._ids[added["content"]]] = added["content"].encode()
+        return table
+
+    def _by_library(self, text: str) -> np.ndarray:
+        """uint32 ids from the library; single calls, because its batches start threads."""
+        return np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    def _normalized(self, texts: pa.Array) -> pa.Array:
+        """The texts in NFC where the tokenizer wants that, by the library's tables; the same object if none changes."""
+        if not self._nfc:
+            return texts
+        unsafe = nfc_unsafe(*text_buffers(texts))
+        if not unsafe.any():
+            return texts
+        mask = pa.array(unsafe)
+        changed = [self._library.normalizer.normalize_str(text) for text in texts.filter(mask).to_pylist()]
+        return pc.replace_with_mask(texts, mask, pa.array(changed, pa.large_string()))
+
+    def _holds_added(self, texts: pa.Array) -> np.ndarray:
+        """bool per text: whether an added token stands in it that the library would find."""
+        if not self._added:
+            return np.zeros(len(texts), bool)
+        return pc.match_substring_regex(texts, self._added).to_numpy(zero_copy_only=False)
+
+    def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The fast path over Arrow buffers."""
+        ids = np.empty(int(offsets[-1] - offsets[0]), np.uint32)  # a token has at least one byte
+        bounds = np.zeros(len(offsets), np.int64)
+        count, text = 0, 0
+        for start, ends in pieces(self._pattern, data, offsets):
+            cache = self._cache()
+            numbers = cache.look_up(data, start, ends)
+            count, text = _emit(
+                numbers, ends, cache.packed, cache.ids, cache.table.offsets, offsets, text, ids, count, bounds
+            )
+        bounds[text + 1 :] = count
+        return ids[:count].copy(), bounds
+
+    def _cache(self) -> _Cache:
+        """The table of pieces of this thread, emptied when it is full."""
+        cache = getattr(self._local, "cache", None)
+        if cache is None:
+            cache = self._local.cache = _Cache(self._merges, self._whole)
+        if cache.table.count > CACHE_PIECES or cache.table.used > CACHE_BYTES:
+            cache.table.clear()
+        return cache
+
+
+class _Cache:
+    """Pieces seen so far with their ids: `ids[table.offsets[i]:]`, `packed[i]` = how many << 32 | the first."""
+
+    def __init__(self, merges: Merges, whole: tuple[PieceTable, np.ndarray] | None) -> None:
+        self.table = PieceTable(CACHE_PIECES + CHUNK, CACHE_BYTES + (CACHE_BYTES >> 2))
+        self.ids = np.empty(len(self.table.pool), np.uint32)
+        self.packed = np.empty(len(self.table.offsets), np.uint64)
+        self._merges, self._whole = merges, whole
+
+    def look_up(self, data: np.ndarray, start: int, ends: np.ndarray) -> np.ndarray:
+        """The number of each piece in this table; pieces not seen before are encoded first."""
+        table, before = self.table, self.table.count
+        numbers = table.intern(data, start, ends)
+        if table.count > before:
+            self._make_room()
+            known = np.full(table.count - before, -1, np.int32)
+            if self._whole is not None:
+                vocabulary, ids = self._whole
+                found = vocabulary.find(table.pool, table.offsets[before : table.count + 1])
+                known = np.where(found >= 0, ids[found], -1).astype(np.int32)
+            self._merges.encode(table.pool, table.offsets, known, before, self.ids, self.packed)
+        return numbers
+
+    def _make_room(self) -> None:
+        """Follow the growth of the table."""
+        if len(self.ids) < len(self.table.pool):
+            self.ids = np.concatenate([self.ids, np.empty(len(self.table.pool) - len(self.ids), np.uint32)])
+        if len(self.packed) < len(self.table.offsets):
+            more = len(self.table.offsets) - len(self.packed)
+            self.packed = np.concatenate([self.packed, np.empty(more, np.uint64)])
+
+
+def _choose_eos(spec: dict[str, Any], vocabulary: dict[str, int], wanted: str | None, name: str) -> str:
+    """The token that ends documents: `wanted`, else the first usual name that the vocabulary has. SpecError if none."""
+    special = [a["content"] for a in spec.get("added_tokens") or [] if a.get("special")]
+    candidates = ", ".join(special[:8]) or "none is marked special"
+    if wanted is not None:
+        if wanted in vocabulary:
+            return wanted
+        message = f"{name} has no token {wanted!r} to end documents with; special tokens: {candidates}"
+        raise SpecError(Problem("C005", message, repairs=tuple(f'tokenizer.eos: "{s}"' for s in special[:4])))
+    for usual in EOS_NAMES:
+        if usual in vocabulary:
+            return usual
+    message = f"{name} has no end-of-document token under a usual name; special tokens: {candidates}"
+    raise SpecError(Problem("C002", message, repairs=tuple(f'tokenizer.eos: "{s}"' for s in special[:4])))
+
+
+def _normalizer(spec: dict[str, Any]) -> list[str]:
+    """The types of all normalizers, in order."""
+    normalizer = spec.get("normalizer")
+    if not normalizer:
+        return []
+    if normalizer["type"] == "Sequence":
+        return [step["type"] for step in normalizer["normalizers"]]
+    return [normalizer["type"]]
+
+
+def _why_slow(spec: dict[str, Any]) -> str | None:
+    """Why the compiled path cannot run this tokenizer; None if it can."""
+    model = spec["model"]
+    if model.get("type", "BPE") != "BPE":
+        return f"its model is {model['type']}, not BPE"
+    for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(setting):
+            return f"its BPE has {setting}"
+    missing = [byte for byte, char in enumerate(byte_alphabet()) if char not in model["vocab"]]
+    if not _NEVER_IN_UTF8.issuperset(missing):
+        return f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    if _normalizer(spec) not in ([], ["NFC"]):
+        return f"its normalizer is {' + '.join(_normalizer(spec))}"
+    if recognise(spec.get("pre_tokenizer")) is None:
+        return "its pre-tokenizer is not one of the compiled patterns"
+    return None
+
+
+def _added_pattern(spec: dict[str, Any]) -> str:
+    """RE2 pattern of the added tokens that the library finds inside text (those not special), "" if none."""
+    contents = set()
+    for added in spec.get("added_tokens") or []:
+        if not added.get("special") and added["content"]:
+            contents |= {added["content"], unicodedata.normalize("NFC", added["content"])}
+    return "|".join(map(re.escape, sorted(contents)))
+
+
+def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarray] | None]:
+    """The merges as arrays and, for `ignore_merges`, the table of whole tokens with their ids."""
+    vocab: dict[str, int] = model["vocab"]
+    merges: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, pair in enumerate(model["merges"]):
+        left, right = pair.split(" ") if isinstance(pair, str) else pair
+        merges[vocab[left], vocab[right]] = rank, vocab[left + right]
+    compiled = Merges(np.array([vocab.get(char, -1) for char in byte_alphabet()]), merges)
+    if not model.get("ignore_merges"):
+        return compiled, None
+    tokens = [(token_bytes(token), number) for token, number in vocab.items() if token]
+    table = PieceTable(len(tokens))
+    ends = np.cumsum([len(token) for token, _ in tokens], dtype=np.int64)
+    table.intern(np.frombuffer(b"".join(token for token, _ in tokens), np.uint8), 0, ends)
+    return compiled, (table, np.array([number for _, number in tokens], np.int32))
+
+
+def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """`(ids, offsets)` of one array per text."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
+
+
+@njit(
+    types.UniTuple(types.int64, 2)(
+        types.int32[::1], types.int64[::1], types.uint64[::1], types.uint32[::1], types.int64[::1],
+        types.Array(types.int64, 1, "C", readonly=True), types.int64, types.uint32[::1], types.int64, types.int64[::1],
+    ),
+    cache=True,
+    nogil=True,
+)  # fmt: skip
+def _emit(numbers, ends, packed, pool, places, offsets, text, ids, count, bounds):  # type: ignore[no-untyped-def]
+    """Writes the ids of the pieces from ids[count] on and closes texts in `bounds`; `(ids so far, open text)`."""
+    for i in range(len(numbers)):
+        while offsets[text + 1] < ends[i]:  # a text that ended before this piece
+            text += 1
+            bounds[text] = count
+        entry = packed[numbers[i]]
+        n = np.int64(entry >> np.uint64(32))
+        if n == 1:
+            ids[count] = np.uint32(entry & np.uint64(0xFFFFFFFF))
+            count += 1
+        else:
+            place = places[numbers[i]]
+            for k in range(n):
+                ids[count] = pool[place + k]
+                count += 1
+    return count, text
