@@ -1,0 +1,288 @@
+"""The command `pipeline`. Everything heavy is imported inside the commands, so that `--help` is instant.
+
+Grammar for all of them: `--set a.b=c` overrides the config, stdout carries the result and stderr the rest, `--json`
+makes stdout JSON lines of which the last is the result. Exit codes: 0 done, 1 failed (what is done stays), 2 the
+command line or config is wrong, 3 done with findings, 75 preempted, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+SCHEMA_VERSION = 1
+INTERRUPTED = 130
+
+
+class Output:
+    """Where results and messages go: people or JSON lines."""
+
+    def __init__(self, as_json: bool, quiet: bool, verbose: bool, color: str) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.verbose = verbose
+        self.color = color == "always" or (
+            color == "auto" and sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        )
+
+    def result(self, text: str, data: dict[str, Any]) -> None:
+        """The result of the command: text for people, one JSON line for programs."""
+        if self.as_json:
+            click.echo(
+                json.dumps({"schema": SCHEMA_VERSION, "result": data}, ensure_ascii=False, sort_keys=True)
+            )
+        elif text:
+            click.echo(text)
+
+    def next(self, command: str) -> None:
+        """The one next step."""
+        if not self.as_json and not self.quiet:
+            click.echo(f"next: {command}", err=True)
+
+    def problems(self, problems: tuple[Any, ...]) -> None:
+        """Everything that is wrong, at once."""
+        from stages.contract.problem import problem_json, render
+
+        if self.as_json:
+            for problem in problems:
+                click.echo(
+                    json.dumps(
+                        {"schema": SCHEMA_VERSION, "problem": problem_json(problem)}, ensure_ascii=False
+                    )
+                )
+        else:
+            click.echo("\n\n".join(render(p, self.color) for p in problems), err=True)
+
+
+def common(command: Callable[..., int | None]) -> Callable[..., None]:
+    """The options that every command has; turns errors into messages and exit codes."""
+
+    @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout; the last one is the result.")
+    @click.option("-q", "--quiet", is_flag=True, help="Only results and problems.")
+    @click.option("-v", "--verbose", is_flag=True, help="More detail; a traceback when something fails.")
+    @click.option(
+        "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True
+    )
+    @wraps(command)
+    def run(as_json: bool, quiet: bool, verbose: bool, color: str, **arguments: Any) -> None:
+        from stages.contract.problem import GristmillError
+
+        out = Output(as_json, quiet, verbose, color)
+        try:
+            code = command(out, **arguments)
+        except GristmillError as error:
+            if verbose:
+                import traceback
+
+                traceback.print_exc()
+            out.problems(error.problems)
+            code = error.exit_code
+        except KeyboardInterrupt:
+            click.echo("interrupted; run the same command again to go on", err=True)
+            code = INTERRUPTED
+        sys.exit(code or 0)
+
+    return run
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """CONFIG and `--set`."""
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="a.b=c", help="Override a value of the config."
+    )(command)
+    return click.argument("config", type=click.Path(path_type=Path))(command)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a build runs."""
+    command = click.option("--inline", is_flag=True, help="One task at a time in this process, without Ray.")(
+        command
+    )
+    command = click.option(
+        "--address", metavar="A", help="Ray: local, cluster or host:port. Overrides run.address."
+    )(command)
+    command = click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")(
+        command
+    )
+    return click.option(
+        "--log", "log_file", type=click.Path(path_type=Path), help="Write messages to a file too."
+    )(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gristmill", prog_name="pipeline")
+def main() -> None:
+    """Raw text to clean, deduplicated, tokenized, checksummed shards and a manifest."""
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "origin", required=True, metavar="this-python|FOLDER", help="What to write a config for."
+)
+@click.option("--name", help="Name of the corpus; default: the name of the folder.")
+@common
+def init(out: Output, folder: Path, origin: str, name: str | None) -> int:
+    """Write a corpus.yaml that runs: over this machine's own Python, or over a folder of yours."""
+    from pipeline.initialize import initialize
+
+    made = initialize(folder, origin, name)
+    lines = [f"wrote {made.config_path}", *made.notes]
+    out.result(
+        "\n".join(lines),
+        {"config": str(made.config_path), "sources": list(made.sources), "notes": list(made.notes)},
+    )
+    out.next(f"pipeline build {made.config_path}")
+    return 0
+
+
+@main.command()
+@config_options
+@click.option("--origins", is_flag=True, help="Show every value and where it comes from.")
+@common
+def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) -> int:
+    """Read and validate a config; says everything that is wrong at once."""
+    from pipeline.corpus import load_corpus
+
+    corpus = load_corpus(config, overrides)
+    text = f"{config}: fine. {len(corpus.sources)} sources, {len(corpus.stages)} stages, config {corpus.config_digest()[:8]}"
+    if origins:
+        text += "\n" + "\n".join(
+            f"{path}  {at.file}:{at.line}:{at.column}" for path, at in sorted(corpus.origins.items())
+        )
+    out.result(text, {"config": corpus.config_digest(), "settings": corpus.resolved()})
+    out.next(f"pipeline plan {config}")
+    return 0
+
+
+@main.command()
+@config_options
+@common
+def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
+    """Show what a build would do: inputs, passes, what is left out."""
+    from pipeline.corpus import load_corpus
+    from pipeline.plan import make_plan
+    from pipeline.show import plan_text
+
+    made = make_plan(load_corpus(config, overrides))
+    data = {
+        "name": made.corpus.name,
+        "config": made.corpus.config_digest(),
+        "passes": [p.name for p in made.passes],
+        "sources": {
+            n: {"files": i.files, "bytes": i.bytes, "tasks": len(i.tasks), "left_out": i.skipped}
+            for n, i in made.inputs.items()
+        },
+    }
+    out.result(plan_text(made), data)
+    out.next(f"pipeline build {config}")
+    return 0
+
+
+@main.command()
+@config_options
+@run_options
+@click.option("--until", metavar="STAGE", help="Stop after this stage; `tokenizer` is one.")
+@click.option("--dry-run", is_flag=True, help="Plan, list the inputs, and do nothing else.")
+@common
+def build(
+    out: Output, config: Path, overrides: tuple[str, ...], until: str | None, dry_run: bool, **how: Any
+) -> int:
+    """Build the corpus: raw files to shards and a manifest. Run it again to go on where it stopped."""
+    from pipeline.corpus import load_corpus
+    from pipeline.plan import make_plan
+    from pipeline.show import plan_text
+
+    if dry_run:
+        made = make_plan(load_corpus(config, overrides))
+        out.result(
+            plan_text(made), {"config": made.corpus.config_digest(), "passes": [p.name for p in made.passes]}
+        )
+        out.next(f"pipeline build {config}")
+        return 0
+    from pipeline.launch import build_corpus
+
+    return build_corpus(out, config, overrides, until=until, **how)
+
+
+@main.command("train-tokenizer")
+@config_options
+@run_options
+@common
+def train_tokenizer(out: Output, config: Path, overrides: tuple[str, ...], **how: Any) -> int:
+    """Build as far as the tokenizer: the same work, the same cache as `build`."""
+    from pipeline.launch import build_corpus
+
+    return build_corpus(out, config, overrides, until="tokenizer", **how)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@common
+def status(out: Output, path: Path) -> int:
+    """Say how far a build is and whether one is running. PATH is a corpus.yaml or an output folder."""
+    from pipeline.look import status_of
+
+    text, data, code = status_of(path)
+    out.result(text, data)
+    return code
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--source", help="Only this source.")
+@click.option("--dropped", is_flag=True, help="Show dropped documents with reason, value and survivor.")
+@click.option("--kept", is_flag=True, help="Show kept documents, decoded from the shards.")
+@click.option("--reason", help="Only dropped for this reason (a prefix such as `rules`).")
+@click.option("-n", "number", default=5, show_default=True, help="How many documents.")
+@common
+def inspect(out: Output, path: Path, **what: Any) -> int:
+    """Show a built corpus: the funnel, or documents. PATH is a manifest or its folder."""
+    from pipeline.look import inspect as look
+
+    text, data = look(path, **what)
+    out.result(text, data)
+    return 0
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--deep", is_flag=True, help="Read every byte: digests, ids, one EOS per document.")
+@common
+def verify(out: Output, path: Path, deep: bool) -> int:
+    """Check a corpus against its manifest. Exit 3 if something differs."""
+    from stages.contract.manifest import load_manifest, verify_manifest
+
+    manifest = load_manifest(path)
+    folder = path if path.is_dir() else path.parent
+    found = verify_manifest(folder, manifest, deep)
+    out.problems(tuple(found))
+    shards = sum(len(s.shards) + len(s.holdout) for s in manifest.sources.values())
+    how = "every byte read" if deep else "sizes and numbers; --deep reads every byte"
+    text = f"{folder}: {shards} shards, {len(found)} problems ({how})"
+    out.result(text, {"shards": shards, "problems": len(found), "deep": deep})
+    if not found:
+        out.next(f"trainer fit --manifest {folder / 'manifest.json'}")
+    return 3 if found else 0
+
+
+@main.command()
+@common
+def schema(out: Output) -> int:
+    """Print the JSON Schema of corpus.yaml, for editors."""
+    from pipeline.corpus import corpus_schema
+
+    made = corpus_schema()
+    out.result(json.dumps(made, indent=2, ensure_ascii=False), made)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""The end of a build: shards, tables and report put in their places, and the manifest, written last.
+
+The old manifest goes first: while shards are being replaced there is no manifest, hence no corpus to train on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+
+from pipeline.events import Warned
+from pipeline.passes import ENGINE_VERSION
+from pipeline.records import FileRef, ShardRecord, TableRecord
+from pipeline.report import write_report
+from pipeline.sealed import arrow_batches
+from pipeline.shards import Boundary, Cut, DroppedTask, ShardTask, cut_shards, place
+from stages.contract.files import atomic_file
+from stages.contract.manifest import (
+    FILE_NAME,
+    Checks,
+    DamagedFile,
+    FileEntry,
+    FunnelStep,
+    Inputs,
+    Lengths,
+    Manifest,
+    RejectEntry,
+    Rejects,
+    Roundtrip,
+    ShardEntry,
+    SourceEntry,
+    TokenizerEntry,
+    save,
+    source_digest,
+    source_uid,
+)
+from stages.contract.names import canonical_json, digest
+from stages.contract.problem import Problem, RunError
+from stages.contract.shard import token_dtype
+from stages.encode import Encoder
+from stages.stage import GlobalStage
+
+if TYPE_CHECKING:
+    from pipeline.run import Build, BuildState
+
+RUN_FILE = "run.json"
+REJECTS_NAMED = 1000  # in the manifest; all of them are in rejects.jsonl
+
+
+def finish(build: Build, state: BuildState) -> Path:
+    """Writes everything a user gets and returns the path of the manifest."""
+    path, sha = build.tokenizer(state)
+    encoder = Encoder.load(str(path), eos=None)
+    _check_roundtrip(state)
+    cuts, lengths = _cut(build, state)
+    shards = _write_shards(build, state, cuts, sha, encoder)
+    dropped = _write_dropped(build, state)
+    out = build.store.out
+    files = _final_files(state, shards, dropped)
+    old = out / FILE_NAME
+    if old.exists() and not all(_same(build.store.path(ref), out / name) for name, ref in files.items()):
+        old.unlink()
+    for name, ref in files.items():
+        place(build.store.path(ref), out / name)
+    if build.corpus.tokenizer.path is not None:
+        _copy(Path(build.corpus.tokenizer.path), out / "tokenizer" / "tokenizer.json")
+    rejects = _write_rejects(build, state)
+    manifest = _manifest(build, state, shards, lengths, encoder, sha, rejects)
+    _remove_strays(out, {*files, "tokenizer/tokenizer.json"})
+    write_report(build, state, manifest)
+    saved = save(out, manifest)
+    build.store.sweep()
+    return saved
+
+
+def place_artifacts(build: Build, state: BuildState) -> None:
+    """Puts what global stages made for the whole corpus (a tokenizer) where users look for it.
+
+    A manifest of an earlier build that names another tokenizer goes first.
+    """
+    out = build.store.out
+    files = {f"tokenizer/{n}": f for b in state.boundaries for n, f in sorted(b.facts.artifact.items())}
+    if any(not _same(build.store.path(file), out / name) for name, file in files.items()):
+        (out / FILE_NAME).unlink(missing_ok=True)
+    for name, file in files.items():
+        place(build.store.path(file), out / name)
+
+
+def _check_roundtrip(state: BuildState) -> None:
+    different = sum(p.record.roundtrip[1] for p in state.parts)
+    if different:
+        checked = sum(p.record.roundtrip[0] for p in state.parts)
+        raise RunError(
+            Problem(
+                "D003",
+                f"{different:,} of {checked:,} sampled documents are not the same after encoding and decoding",
+                repairs=("use a byte-level tokenizer without a normaliser",),
+            )
+        )
+
+
+Cuts = dict[str, tuple[list[Cut], list[Cut]]]
+
+
+def _cut(build: Build, state: BuildState) -> tuple[Cuts, dict[str, np.ndarray]]:
+    corpus = build.corpus
+    cuts: Cuts = {}
+    lengths = {}
+    for source in build.inputs:
+        records = [p.record for p in state.parts if p.source == source]
+        train, held, lengths[source] = cut_shards(
+            records,
+            build.store.data,
+            corpus.output.shard_tokens,
+            corpus.holdout.share,
+            corpus.holdout.max_documents,
+        )
+        cuts[source] = train, held
+    if not any(train for train, _ in cuts.values()):
+        raise RunError(
+            Problem(
+                "R003",
+                "nothing is left to train on: every document of every source was dropped or rejected",
+                repairs=("see the counts above, and dropped/ and rejects.jsonl for the reasons",),
+            )
+        )
+    return cuts, lengths
+
+
+def _write_shards(
+    build: Build, state: BuildState, cuts: Cuts, sha: str, encoder: Encoder
+) -> dict[tuple[str, str, int], ShardRecord]:
+    """Shard records by (source, `shards` or `holdout`, number)."""
+    done: dict[tuple[str, str, int], ShardRecord] = {}
+    tasks, owners = [], {}
+    for source, sides in cuts.items():
+        for kind, side in zip(("shards", "holdout"), sides, strict=True):
+            for number, cut in enumerate(side):
+                contents = [(s.documents.digest, s.tokens.digest, s.first, s.last) for s in cut.segments]
+                key = digest(
+                    "shard",
+                    str(ENGINE_VERSION),
+                    sha,
+                    str(encoder.eos_id),
+                    canonical_json([contents, cut.threshold, cut.holdout]),
+                )
+                record = build.store.get(key, ShardRecord)
+                if record is not None:
+                    done[source, kind, number] = record
+                    continue
+                owners[key] = source, kind, number
+                tasks.append(
+                    ShardTask(
+                        key,
+                        f"{kind}/{source}/{number:05d}",
+                        str(build.store.work),
+                        cut,
+                        encoder.vocab_size,
+                        encoder.eos_id,
+                    )
+                )
+
+    def book(task: ShardTask, record: ShardRecord) -> None:
+        build.store.put(task.key, record)
+        done[owners[task.key]] = record
+
+    state.ran["shards"] = len(tasks)
+    build.driver.run("write shards", tasks, len(done), book)
+    return done
+
+
+def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
+    """The tables of dropped documents, by source."""
+    done: dict[str, TableRecord] = {}
+    tasks, owners = [], {}
+    for source in build.inputs:
+        files, marks = [], []
+        boundaries = tuple(
+            Boundary(b.use.label, b.facts.evidence, tuple(sorted(b.parts.items())))
+            for b in state.boundaries
+            if b.facts.evidence and isinstance(b.use.stage, GlobalStage) and b.use.stage.runs_on(source)
+        )
+        for index, part in enumerate(state.parts):
+            if part.source == source:
+                files += [(file, index) for _, file in part.dropped]
+        marks = [[f.digest for f, _ in files], [[f.digest for f in b.outboxes] for b in boundaries]]
+        key = digest("dropped", source, canonical_json(marks))
+        record = build.store.get(key, TableRecord)
+        if record is not None:
+            done[source] = record
+            continue
+        owners[key] = source
+        tasks.append(DroppedTask(key, f"dropped/{source}", str(build.store.work), tuple(files), boundaries))
+
+    def book(task: DroppedTask, record: TableRecord) -> None:
+        build.store.put(task.key, record)
+        done[owners[task.key]] = record
+
+    state.ran["dropped"] = len(tasks)
+    build.driver.run("write the tables of dropped documents", tasks, len(done), book)
+    return done
+
+
+def _final_files(
+    state: BuildState,
+    shards: dict[tuple[str, str, int], ShardRecord],
+    dropped: dict[str, TableRecord],
+) -> dict[str, FileRef]:
+    """Path in the output folder -> sealed file."""
+    files: dict[str, FileRef] = {}
+    for (source, kind, number), record in sorted(shards.items()):
+        base = f"{kind}/{source}"
+        files[f"{base}/{number:05d}.tok"] = record.tok
+        files[f"{base}/{number:05d}.idx"] = record.idx
+        files[f"{base}/docs-{number:05d}.arrow"] = record.docs
+    for source, table in sorted(dropped.items()):
+        if table.rows:
+            files[f"dropped/{source}.arrow"] = table.file
+    for boundary in state.boundaries:
+        for name, file in sorted(boundary.facts.artifact.items()):
+            files[f"tokenizer/{name}"] = file
+    return files
+
+
+def _same(source: Path, target: Path) -> bool:
+    try:
+        return target.samefile(source)
+    except OSError:
+        return False
+
+
+def _copy(source: Path, target: Path) -> None:
+    content = source.read_bytes()
+    if not target.exists() or target.read_bytes() != content:
+        with atomic_file(target) as file:
+            file.write(content)
+
+
+def _write_rejects(build: Build, state: BuildState) -> Rejects:
+    """Writes rejects.jsonl (all of them) and returns what the manifest says of them."""
+    named: list[RejectEntry] = []
+    total = 0
+    with atomic_file(build.store.out / "rejects.jsonl") as out:
+        for row in _rejects(build, state):
+            out.write(orjson.dumps(row) + b"\n")
+            total += 1
+            if len(named) < REJECTS_NAMED:
+                named.append(RejectEntry(**{k: row[k] for k in ("source", "uri", "record", "reason")}))
+    return Rejects(total=total, records=tuple(named))
+
+
+def _rejects(build: Build, state: BuildState) -> Iterator[dict]:
+    for source in build.inputs:
+        for part in (*state.parts, *state.given_up):
+            if part.source == source:
+                for file in part.rejects:
+                    for batch in arrow_batches(build.store.path(file)):
+                        yield from batch.to_pylist()
+
+
+def _manifest(
+    build: Build,
+    state: BuildState,
+    shards: dict[tuple[str, str, int], ShardRecord],
+    lengths: dict[str, np.ndarray],
+    encoder: Encoder,
+    sha: str,
+    rejects: Rejects,
+) -> Manifest:
+    corpus = build.corpus
+    sources = {}
+    for source in build.inputs:
+        train, held = (
+            [
+                _entry(source, kind, n, r)
+                for (s, kind, n), r in sorted(shards.items())
+                if (s, kind) == (source, wanted)
+            ]
+            for wanted in ("shards", "holdout")
+        )
+        mine = [r for (s, kind, _), r in shards.items() if s == source and kind == "shards"]
+        files = state.input_files.get(source, [])
+        sources[source] = SourceEntry(
+            uid=source_uid(source),
+            digest=source_digest(train),
+            license=corpus.sources[source].license,
+            documents=sum(r.documents for r in mine),
+            tokens=sum(r.tokens for r in mine),
+            text_bytes=sum(r.text_bytes for r in mine),
+            largest_id=max((r.largest_id for r in mine), default=-1),
+            lengths=Lengths.of(lengths[source]),
+            shards=tuple(train),
+            holdout=tuple(held),
+            inputs=Inputs(
+                files=len({f.uri for f in files}),
+                bytes=sum({f.uri: f.size for f in files}.values()),
+                digest=digest(canonical_json(sorted([f.uri, f.start, f.end, f.digest] for f in files))),
+            ),
+            funnel=tuple(
+                FunnelStep(
+                    stage=c.stage,
+                    documents_in=c.documents_in,
+                    documents_out=c.documents_out,
+                    dropped=c.dropped,
+                    rejected=sum(c.rejected.values()),
+                )
+                for c in build.accounts(state, source)
+            ),
+        )
+    total = sum(s.tokens for s in sources.values())
+    mixture = corpus.mix or {name: entry.tokens / total for name, entry in sources.items()}
+    for name, entry in sources.items():
+        if not entry.tokens:
+            text = f"source {name} has no tokens left" + (
+                f", but a weight of {mixture[name]:g} in mix" if mixture.get(name) else ""
+            )
+            build.events(Warned("W001", text))
+    return Manifest(
+        name=corpus.name,
+        seed=corpus.seed,
+        config_digest=corpus.config_digest(),
+        dtype="uint16" if token_dtype(encoder.vocab_size).itemsize == 2 else "uint32",
+        tokenizer=TokenizerEntry(
+            path="tokenizer/tokenizer.json",
+            sha256=sha,
+            vocab_size=encoder.vocab_size,
+            eos_id=encoder.eos_id,
+            largest_id=max((s.largest_id for s in sources.values()), default=-1),
+        ),
+        sources=sources,
+        mixture=mixture,
+        phases=corpus.phases,
+        checks=Checks(
+            roundtrip=Roundtrip(documents=sum(p.record.roundtrip[0] for p in state.parts), failures=0),
+        ),
+        rejects=rejects,
+        damaged=tuple(DamagedFile(**d) for d in state.damaged),
+        quarantine=tuple(RejectEntry(**q) for q in state.quarantine),
+    )
+
+
+def _entry(source: str, kind: str, number: int, record: ShardRecord) -> ShardEntry:
+    name = f"{kind}/{source}/{number:05d}"
+    return ShardEntry(
+        name=name,
+        documents=record.documents,
+        tokens=record.tokens,
+        files={
+            "tok": FileEntry(bytes=record.tok.bytes, sha256=record.tok.digest),
+            "idx": FileEntry(bytes=record.idx.bytes, sha256=record.idx.digest),
+            "docs": FileEntry(
+                bytes=record.docs.bytes,
+                sha256=record.docs.digest,
+                name=f"{kind}/{source}/docs-{number:05d}.arrow",
+            ),
+        },
+    )
+
+
+def _remove_strays(out: Path, wanted: set[str]) -> None:
+    """Removes files of an earlier build that this one does not have."""
+    for folder in ("shards", "holdout", "dropped", "tokenizer"):
+        for path in sorted((out / folder).rglob("*"), reverse=True):
+            if path.is_dir():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif path.relative_to(out).as_posix() not in wanted:
+                path.unlink()

@@ -1,0 +1,167 @@
+"""What tasks return and the journal keeps: small frozen models that go to JSON and back.
+
+Files are named by their content, so a record never points at something half-written or replaced.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """Base: frozen, strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRef(Record):
+    """A sealed file in `work/data`: its name holds its digest."""
+
+    name: str
+    bytes: int
+    digest: str  # sha256, hex
+
+
+class StageCount(Record):
+    """The account of one stage over some documents of one source: in = out + dropped + rejected."""
+
+    stage: str
+    documents_in: int = 0
+    documents_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    dropped: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+    totals: dict[str, int] = {}  # sums of the counting columns that the stage added (`pii.email` …)
+
+    def balanced(self) -> bool:
+        """Whether nothing was lost in silence."""
+        gone = sum(self.dropped.values()) + sum(self.rejected.values())
+        return self.documents_in == self.documents_out + gone
+
+
+class Excerpt(Record):
+    """The head of a document, for people; the smallest ids of a group are shown, so the choice is a function of content."""
+
+    id: str
+    uri: str
+    record: int
+    reason: str | None
+    value: str | None
+    text: str
+
+
+class InputFile(Record):
+    """A stretch of an input file as it was read: what decides whether it has to be read again."""
+
+    uri: str
+    start: int
+    end: int | None
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class Part(Record):
+    """A run of documents in canonical order: `base` holds whole rows; `overlay`, if any, selects rows and replaces columns."""
+
+    source: str
+    base: FileRef
+    overlay: FileRef | None = None
+    rows: int
+    text_bytes: int
+
+    def digest(self) -> str:
+        """What the documents of this part are, as far as a cache key goes."""
+        return self.base.digest + (self.overlay.digest if self.overlay else "")
+
+    def files(self) -> list[FileRef]:
+        """The files that the part needs."""
+        return [self.base, *([self.overlay] if self.overlay else [])]
+
+
+class Lost(Record):
+    """A damaged input file: how far it could be read."""
+
+    uri: str
+    detail: str
+    records: int
+
+
+class PassRecord(Record):
+    """What one part of one task of a pass came to."""
+
+    part: Part
+    dropped: FileRef | None = None  # rows: id, user_id, source, uri, record, stage, reason, value, text, row
+    rejects: FileRef | None = None  # rows: source, uri, record, reason, detail
+    tokens: FileRef | None = None  # the last pass: raw token ids
+    token_count: int = 0
+    largest_id: int = -1
+    roundtrip: tuple[int, int] = (0, 0)  # documents decoded again, of them different
+    counts: tuple[StageCount, ...] = ()
+    kept: tuple[Excerpt, ...] = ()
+    removed: tuple[Excerpt, ...] = ()
+    inputs: tuple[InputFile, ...] = ()
+    damaged: tuple[Lost, ...] = ()
+    more: bool = False  # another part of the same task follows
+
+    def files(self) -> list[FileRef]:
+        """The files that the record needs."""
+        maybe = [self.dropped, self.rejects, self.tokens]
+        return [*self.part.files(), *(f for f in maybe if f is not None)]
+
+
+class EmitRecord(Record):
+    """What a global stage collected of a part."""
+
+    file: FileRef
+
+    def files(self) -> list[FileRef]:
+        return [self.file]
+
+
+class StepRecord(Record):
+    """The outbox of one superstep task."""
+
+    file: FileRef
+    counters: dict[str, int] = {}
+
+    def files(self) -> list[FileRef]:
+        return [self.file]
+
+
+class FactsRecord(Record):
+    """What a global stage decided, per part index; `outboxes` hold the evidence."""
+
+    facts: dict[int, FileRef] = {}
+    evidence: tuple[FileRef, ...] = ()
+    artifact: dict[str, FileRef] = {}
+    counters: dict[str, int] = {}
+
+    def files(self) -> list[FileRef]:
+        return [*self.facts.values(), *self.evidence, *self.artifact.values()]
+
+
+class ShardRecord(Record):
+    """One finished shard, still under its content names."""
+
+    tok: FileRef
+    idx: FileRef
+    docs: FileRef
+    documents: int
+    tokens: int
+    largest_id: int
+    text_bytes: int
+
+    def files(self) -> list[FileRef]:
+        return [self.tok, self.idx, self.docs]
+
+
+class TableRecord(Record):
+    """A table for people (dropped documents, rejects) of one source."""
+
+    file: FileRef
+    rows: int
+
+    def files(self) -> list[FileRef]:
+        return [self.file]

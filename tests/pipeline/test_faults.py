@@ -1,0 +1,73 @@
+"""Documents and workers that fail: isolated, retried, quarantined, named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+
+from pipeline.cluster import OnRay
+from pipeline.events import Event, Quarantined, WorkerDied
+from stages.contract.manifest import load_manifest
+from stages.contract.problem import RunError
+from tests.pipeline.corpora import document, run_build, snapshot, write_config, write_jsonl
+
+
+def make(folder: Path, texts: list[str], stage: str) -> Path:
+    write_jsonl(folder / "in" / "web" / "a.jsonl", texts)
+    write_jsonl(folder / "in" / "books" / "b.jsonl", [document(900 + i) for i in range(5)])
+    return write_config(folder, folder / "in", f"  - normalize\n  - {stage}\n")
+
+
+def test_a_document_on_which_a_stage_raises_is_rejected_by_name(tmp_path: Path) -> None:
+    texts = [document(i) for i in range(30)]
+    texts[11] = "RAISE " + texts[11]
+    run_build(make(tmp_path, texts, "tests.pipeline.poison:Raises"))
+    rows = [orjson.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()]
+    assert len(rows) == 1
+    assert rows[0]["reason"] == "stage-error"
+    assert "this text is too much for me" in rows[0]["detail"]
+    step = next(s for s in load_manifest(tmp_path / "out").sources["web"].funnel if s.stage == "raises")
+    assert (step.documents_in, step.documents_out, step.rejected) == (30, 29, 1)
+
+
+def test_a_stage_that_raises_on_everything_fails_the_build(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="stage `raises` failed on") as error:
+        run_build(make(tmp_path, ["RAISE " + document(i) for i in range(40)], "tests.pipeline.poison:Raises"))
+    assert "too much for me" in str(error.value)
+    assert "a.jsonl" in str(error.value)
+
+
+@pytest.mark.ray
+def test_a_document_that_kills_its_worker_is_found_and_quarantined(tmp_path: Path) -> None:
+    texts = [document(i) for i in range(40)]
+    texts[17] = "KILL " + texts[17]
+    heard: list[Event] = []
+    config = make(tmp_path, texts, "tests.pipeline.poison:Kills")
+    result = run_build(config, executor=OnRay(workers=2), heard=heard)
+    assert result.exit_code == 3
+    assert 2 <= sum(isinstance(e, WorkerDied) for e in heard) <= 4
+    assert sum(isinstance(e, Quarantined) for e in heard) == 1
+    manifest = load_manifest(tmp_path / "out")
+    assert [(q.source, q.uri) for q in manifest.quarantine] == [("web", "a.jsonl")]
+    assert manifest.sources["web"].funnel[0].rejected == 1
+    assert sum(s.documents for s in manifest.sources.values()) > 40
+    # A build that knows of the document from the start gives the same bytes, without a death.
+    other = make(tmp_path / "other", texts, "tests.pipeline.poison:Kills")
+    (tmp_path / "other" / "out").mkdir()
+    (tmp_path / "other" / "out" / "quarantine.jsonl").write_bytes((tmp_path / "out" / "quarantine.jsonl").read_bytes())
+    run_build(other)
+    assert snapshot(tmp_path / "other" / "out") == snapshot(tmp_path / "out")
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_once_is_replaced(tmp_path: Path) -> None:
+    texts = [document(i) for i in range(20)]
+    config = make(tmp_path, texts, f"'tests.pipeline.poison:DiesOnce': {{marker: {tmp_path / 'marker'}}}")
+    heard: list[Event] = []
+    result = run_build(config, executor=OnRay(workers=1), heard=heard)
+    assert result.exit_code == 0
+    assert sum(isinstance(e, WorkerDied) for e in heard) == 1
+    assert not os.path.exists(tmp_path / "out" / "quarantine.jsonl")
