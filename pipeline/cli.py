@@ -168,10 +168,13 @@ def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) 
 def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
     """Show what a build would do: inputs, passes, what is left out."""
     from pipeline.corpus import load_corpus
+    from pipeline.intake import done_before
     from pipeline.plan import make_plan
     from pipeline.show import plan_text
+    from pipeline.store import Journal
 
     made = make_plan(load_corpus(config, overrides))
+    cached, tasks = done_before(made, Journal(made.out))
     data = {
         "name": made.corpus.name,
         "config": made.corpus.config_digest(),
@@ -181,7 +184,10 @@ def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
             for n, i in made.inputs.items()
         },
     }
-    out.result(plan_text(made), data)
+    text = plan_text(made)
+    if cached:
+        text += f"\ncached   pass 1: {cached:,} of {tasks:,} tasks (same config, stages and inputs)"
+    out.result(text, {**data, "cached": cached})
     out.next(f"pipeline build {config}")
     return 0
 

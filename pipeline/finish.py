@@ -45,7 +45,8 @@ from stages.encode import Encoder
 from stages.stage import GlobalStage
 
 if TYPE_CHECKING:
-    from pipeline.run import Build, BuildState
+    from pipeline.run import Build
+    from pipeline.state import BuildState
 
 RUN_FILE = "run.json"
 REJECTS_NAMED = 1000  # in the manifest; all of them are in rejects.jsonl

@@ -1,8 +1,8 @@
 """`pipeline init`: a corpus.yaml that runs, written from what lies on the disk.
 
-Two origins. `this-python` is text that every machine has: the standard library and the installed packages of the
-running Python, read where they lie. Any other is a folder, which `survey.py` looks at. Nothing is copied: the config
-and its schema are all that is written.
+Two origins. `this-python` is text that every machine has: the standard library and the installed packages of
+the running Python, read where they lie. Any other is a folder, which `survey.py` looks at. Nothing is copied:
+the config and its schema are all that is written.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _schema() -> bytes:
     return (json.dumps(corpus_schema(), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-# --- text of the running Python -------------------------------------------------------------------------------
+# --- text of the running Python -----------------------------------------------------------------------------
 
 _CODE: Settings = (("priority", "2"),)
 _TEXT: Settings = (("format", "text"),)
@@ -89,14 +89,18 @@ def this_python() -> tuple[list[InitSource], list[str]]:
          "licence texts, many of them near duplicates", _TEXT),
         ("translations", (f"{own}/*/**/*.po",), "translated messages, in many languages", _TEXT),
     ]  # fmt: skip
-    notes = [f"text of Python {sys.version.split()[0]}, read where it lies: {printable(stdlib)} and {printable(site)}"]
+    notes = [
+        f"text of Python {sys.version.split()[0]}, read where it lies: {printable(stdlib)} and {printable(site)}"
+    ]
     sources = []
     for name, patterns, comment, settings in wanted:
         found = {pattern: files for pattern in patterns if (files := _files(pattern))}
         if found:
             sizes = {path: size for files in found.values() for path, size in files.items()}
             prose = settings is _TEXT
-            sources.append(InitSource(name, tuple(found), comment, len(sizes), sum(sizes.values()), settings, prose))
+            sources.append(
+                InitSource(name, tuple(found), comment, len(sizes), sum(sizes.values()), settings, prose)
+            )
         else:
             notes.append(f"no source `{name}`: this Python has none ({comment})")
     return sources, notes
@@ -105,7 +109,11 @@ def this_python() -> tuple[list[InitSource], list[str]]:
 def _choose_packages(site: str) -> list[str]:
     """Packages up to PACKAGE_BYTES of code: pip, those it carries copies of, then the others by name."""
     try:
-        names = [e.name for e in os.scandir(site) if e.is_dir() and e.name.isidentifier() and e.name != "__pycache__"]
+        names = [
+            e.name
+            for e in os.scandir(site)
+            if e.is_dir() and e.name.isidentifier() and e.name != "__pycache__"
+        ]
         vendored = {Path(e.name).stem for e in os.scandir(f"{site}/pip/_vendor")} if "pip" in names else set()
     except OSError:
         return []
@@ -125,7 +133,7 @@ def _files(pattern: str) -> dict[str, int]:
     return {file.path: file.size for file in list_files(pattern, "/", "text").files}
 
 
-# --- the text of the config -----------------------------------------------------------------------------------
+# --- the text of the config ---------------------------------------------------------------------------------
 
 _HEAD = """\
 # yaml-language-server: $schema={schema}
@@ -221,7 +229,11 @@ def _demo_rest(sources: Sequence[InitSource]) -> str:
 def _rest(sources: Sequence[InitSource]) -> str:
     code = ", ".join(yaml_text(source.name) for source in sources if not source.prose)
     prose = ", ".join(yaml_text(source.name) for source in sources if source.prose)
-    rules = [f"  # - rules: {{only: [{prose}], preset: fineweb}}  # quality of web pages  网页质量规则"] if prose else []
+    rules = (
+        [f"  # - rules: {{only: [{prose}], preset: fineweb}}  # quality of web pages  网页质量规则"]
+        if prose
+        else []
+    )
     rules += [f"  - rules: {{only: [{code}], preset: code}}"] if code else []
     total = sum(source.bytes for source in sources)
     weights = _weights({source.name: source.bytes for source in sources})

@@ -19,8 +19,9 @@ from pipeline.events import Event, Events
 from pipeline.executor import Executor, Inline
 from pipeline.finish import RUN_FILE
 from pipeline.plan import Plan, make_plan
-from pipeline.run import Build, BuildResult
+from pipeline.run import Build
 from pipeline.show import Display, funnel, span, table
+from pipeline.state import BuildResult
 from pipeline.store import Store
 from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json

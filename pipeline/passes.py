@@ -48,6 +48,14 @@ class Pass:
         steps += [f"[{use.label}]" for use in self.after]
         return " → ".join(steps)
 
+    def rows_for(self, source: str) -> tuple[StageUse, ...]:
+        """The row-local stages that run on a source."""
+        return tuple(use for use in self.rows if use.stage.runs_on(source))
+
+    def emits_for(self, source: str) -> tuple[StageUse, ...]:
+        """The global stages that collect of a source at the end."""
+        return tuple(use for use in self.after if use.stage.runs_on(source))
+
     def changes_text(self) -> bool:
         """Whether a stage of this pass may change text."""
         return any(use.stage.changes_text for use in self.rows)
@@ -109,7 +117,9 @@ def _next(drafts: list[_Draft]) -> _Draft:
 def stage_digest(use: StageUse) -> str:
     """What a stage does to a document, as a digest: settings, version, recipe."""
     stage = use.stage
-    settings = {k: v for k, v in stage.model_dump(mode="json", context={"digest": True}).items() if k not in NOT_BYTES}
+    settings = {
+        k: v for k, v in stage.model_dump(mode="json", context={"digest": True}).items() if k not in NOT_BYTES
+    }
     return digest(
         use.label, str(type(stage).version), canonical_json(settings), canonical_json(stage.recipe())
     )

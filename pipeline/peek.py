@@ -1,7 +1,7 @@
 """A look at the first records of a file: which field holds the text.
 
-A guess, for a config that a person then reads. It goes by names that public corpora use, and else by which field
-holds the longest strings; it never decides how a file is read.
+A guess, for a config that a person then reads. It goes by names that public corpora use, and else by which
+field holds the longest strings; it never decides how a file is read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def guess_fields(records: Sequence[dict[str, Any]]) -> tuple[Settings, str]:
-    """`(settings, comment)`: which field holds the text, judged by name, then by the mean length of what it holds.
+    """`(settings, comment)`: which field holds the text, judged by name, then by the mean length of its values.
 
     Raises ValueError with a sentence if no field looks like text.
     """
@@ -92,14 +92,22 @@ def guess_fields(records: Sequence[dict[str, Any]]) -> tuple[Settings, str]:
     by_length = sorted(strings, key=lambda name: -_mean(strings[name]))
     if named:
         choice, comment = named[0], f"text is the field `{named[0]}`"
-    elif chats := [name for name in CHAT_FIELDS if any(isinstance(record.get(name), list) for record in records)]:
-        return (*_text(chats[0], "messages"), ("messages", "chatml")), f"chat records in the field `{chats[0]}`"
+    elif chats := [
+        name for name in CHAT_FIELDS if any(isinstance(record.get(name), list) for record in records)
+    ]:
+        return (
+            *_text(chats[0], "messages"),
+            ("messages", "chatml"),
+        ), f"chat records in the field `{chats[0]}`"
     elif by_length and _mean(strings[by_length[0]]) >= SHORTEST_MEAN:
         choice = by_length[0]
-        comment = f"guessed: `{printable(choice)}` holds the longest text, {_mean(strings[choice]):.0f} characters on average"
+        mean = f"{_mean(strings[choice]):.0f} characters on average"
+        comment = f"guessed: `{printable(choice)}` holds the longest text, {mean}"
     else:
         fields = ", ".join(printable(str(name)) for name in names[:12]) or "none"
-        raise ValueError(f"no field looks like text; fields are {fields}. Add a source with `text:` set to the right one")
+        raise ValueError(
+            f"no field looks like text; fields are {fields}. Add a source with `text:` set to the right one"
+        )
     settings = _text(choice, "text")
     if "url" in names:
         settings += (("keep_meta", "[url]"),)
@@ -134,6 +142,14 @@ def _mean(values: Sequence[str]) -> float:
 
 def yaml_text(text: str) -> str:
     """The string as a YAML scalar: plain if it is harmless, else in double quotes with escapes."""
-    if re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", text) and text.lower() not in {"null", "true", "false", "yes", "no", "on", "off"}:
+    if re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", text) and text.lower() not in {
+        "null",
+        "true",
+        "false",
+        "yes",
+        "no",
+        "on",
+        "off",
+    }:
         return text
     return '"' + "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text) + '"'

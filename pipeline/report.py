@@ -17,7 +17,8 @@ from stages.contract.files import write_atomic
 from stages.contract.manifest import Manifest
 
 if TYPE_CHECKING:
-    from pipeline.run import Build, BuildState
+    from pipeline.run import Build
+    from pipeline.state import BuildState
 
 REPORT = "report.html"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
@@ -20,100 +19,21 @@ from pipeline.driver import Driver, Poisoned
 from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, RunStarted, Warned
 from pipeline.executor import Executor
 from pipeline.finish import finish, place_artifacts
-from pipeline.inputs import InputTask, SourceInputs
-from pipeline.origin import PartOrigin, ReadOrigin, digest_slice
+from pipeline.inputs import InputTask
+from pipeline.intake import QUARANTINE, encoding_of, given_tokenizer, read_quarantine, read_task, recorded
+from pipeline.origin import PartOrigin
 from pipeline.passes import Pass, pass_digest, stage_digest
 from pipeline.plan import Plan, priority_ranks
-from pipeline.records import (
-    EmitRecord,
-    Excerpt,
-    FactsRecord,
-    FileRef,
-    Part,
-    PassRecord,
-    StageCount,
-    StepRecord,
-)
+from pipeline.records import EmitRecord, FactsRecord, FileRef, Part, PassRecord, StageCount, StepRecord
 from pipeline.rounds import EmitTask, Gathered, StepTask, gather_artifact, gather_facts
+from pipeline.state import BoundaryState, BuildResult, BuildState, PartState
 from pipeline.store import Store
 from pipeline.tally import check_accounts, check_losses, merge_counts
-from pipeline.task import Encoding, PassTask, StageUse
-from stages.contract.files import sha256_file, write_atomic
+from pipeline.task import PassTask, StageUse
+from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json, digest
 from stages.contract.problem import Problem, RunError
-from stages.document import document_id
 from stages.stage import GlobalStage, PartInfo
-
-QUARANTINE = "quarantine.jsonl"
-
-
-@dataclass
-class PartState:
-    """One part on its way through the passes, with everything that was booked about its documents."""
-
-    source: str
-    place: tuple[str, int, int]  # first uri, first byte, part number: canonical order inside the source
-    record: PassRecord
-    counts: list[StageCount] = field(default_factory=list)
-    removed: list[Excerpt] = field(default_factory=list)
-    kept: list[Excerpt] = field(default_factory=list)
-    dropped: list[tuple[int, FileRef]] = field(default_factory=list)  # (pass number, table)
-    rejects: list[FileRef] = field(default_factory=list)
-
-    def book(self, number: int, record: PassRecord) -> None:
-        """Takes over what a pass made of this part."""
-        self.record = record
-        self.counts += record.counts
-        self.removed += record.removed
-        self.kept = list(record.kept)
-        if record.dropped is not None:
-            self.dropped.append((number, record.dropped))
-        if record.rejects is not None:
-            self.rejects.append(record.rejects)
-
-
-@dataclass
-class BoundaryState:
-    """A global stage that has run: its facts, and the parts as they were then."""
-
-    use: StageUse
-    number: int  # of the pass that collected for it
-    facts: FactsRecord
-    parts: dict[int, Part]
-
-
-@dataclass
-class BuildState:
-    """What a build knows so far."""
-
-    inputs: dict[str, SourceInputs]
-    parts: list[PartState] = field(default_factory=list)
-    given_up: list[PartState] = field(
-        default_factory=list
-    )  # of damaged files that are skipped: only their accounts count
-    boundaries: list[BoundaryState] = field(default_factory=list)
-    input_files: dict[str, list] = field(default_factory=dict)  # source -> InputFile records
-    damaged: list[dict] = field(default_factory=list)
-    quarantine: list[dict] = field(default_factory=list)
-    ran: dict[str, int] = field(default_factory=dict)  # name of a set of tasks -> tasks that really ran
-    warnings: list[Problem] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What a build came to."""
-
-    manifest: Path | None
-    state: BuildState
-    accounts: dict[str, list[StageCount]]
-    documents: int
-    tokens: int
-    seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 3 when something was left out that the user should look at."""
-        return 3 if self.state.damaged or self.state.quarantine else 0
 
 
 class Build:
@@ -156,7 +76,7 @@ class Build:
         return BuildResult(manifest, state, accounts, documents, tokens, seconds)
 
     def _once(self, until: str | None) -> tuple[BuildState, Path | None]:
-        state = BuildState(self.inputs, quarantine=self._read_quarantine())
+        state = BuildState(self.inputs, quarantine=read_quarantine(self.store.out))
         for plan in self.passes:
             if plan.number == 0:
                 self._read(state, plan)
@@ -179,8 +99,8 @@ class Build:
         tasks, owners = [], {}
         for source, inputs in self.inputs.items():
             for work in inputs.tasks:
-                task = self._read_task(plan, source, inputs, work, state.quarantine)
-                records = self._recorded(task.key, source, work)
+                task = read_task(self.corpus, plan, self.store.work, inputs, work, state.quarantine)
+                records = recorded(self.store, task.key, inputs, work)
                 if records is not None:
                     done[source, work] = records
                 else:
@@ -194,55 +114,6 @@ class Build:
             lambda task, record: done.setdefault(owners[task.key], []).append(record),
         )
         self._collect(state, plan, done)
-
-    def _read_task(
-        self, plan: Pass, source: str, inputs: SourceInputs, work: InputTask, quarantine: list[dict]
-    ) -> PassTask:
-        uris = {s.slice.uri for s in work.slices}
-        bad = [q for q in quarantine if q["source"] == source and q["uri"] in uris]
-        settings = canonical_json(
-            {k: v for k, v in vars(inputs.settings).items() if k != "batch_bytes"}
-        ).decode()
-        encoding, tokenizer = self._encoding(plan)
-        key = digest(
-            work.key(settings),
-            pass_digest(plan, source, encoding, tokenizer),
-            *(f"{q['uri']}\0{q['record']}" for q in bad),
-        )
-        return PassTask(
-            key=key,
-            name=work.name,
-            source=source,
-            folder=str(self.store.work),
-            origin=ReadOrigin(inputs.settings, work.slices, work.unsplittable),
-            rows=self._rows_for(plan, source),
-            emits=self._emits_for(plan, source),
-            encoding=encoding,
-            quarantined=frozenset(document_id(source, q["uri"], q["record"]) for q in bad),
-        )
-
-    def _recorded(self, key: str, source: str, work: InputTask) -> list[PassRecord] | None:
-        """The records of an input task if its files are still what they were: same size and mtime, or same content."""
-        records = self._parts_of(key)
-        if records is None:
-            return None
-        format_name = self.inputs[source].settings.format
-        now = {(s.slice.uri, s.slice.start, s.slice.end): s for s in work.slices}
-        for file in records[-1].inputs:
-            current = now[file.uri, file.start, file.end]
-            if current.size != file.size:
-                return None
-            if current.mtime_ns != file.mtime_ns and digest_slice(current.slice, format_name) != file.digest:
-                return None
-        return records
-
-    def _parts_of(self, key: str) -> list[PassRecord] | None:
-        records: list[PassRecord] = []
-        while (record := self.store.get(key, PassRecord, len(records))) is not None:
-            records.append(record)
-            if not record.more:
-                return records
-        return None
 
     def _collect(
         self, state: BuildState, plan: Pass, done: dict[tuple[str, InputTask], list[PassRecord]]
@@ -280,14 +151,15 @@ class Build:
         done: dict[int, PassRecord] = {}
         tasks: list[PassTask] = []
         owners: dict[str, list[int]] = {}
-        encoding, tokenizer = self._encoding(plan, state)
+        tokenizer = self.tokenizer(state) if plan.encodes else None
+        encoding = encoding_of(self.corpus, tokenizer) if tokenizer else None
         for index, part in enumerate(state.parts):
             facts = [
                 (b.use, b.facts.facts.get(index)) for b in state.boundaries if b.number == plan.number - 1
             ]
             facts = [(use, file) for use, file in facts if file is not None]
             key = digest(
-                pass_digest(plan, part.source, encoding, tokenizer),
+                pass_digest(plan, part.source, encoding, tokenizer[1] if tokenizer else None),
                 part.source,
                 part.record.part.digest(),
                 *(file.digest for _, file in facts if file),
@@ -307,8 +179,8 @@ class Build:
                     folder=str(self.store.work),
                     origin=PartOrigin(part.record.part),
                     before=tuple(facts),
-                    rows=self._rows_for(plan, part.source),
-                    emits=self._emits_for(plan, part.source),
+                    rows=plan.rows_for(part.source),
+                    emits=plan.emits_for(part.source),
                     encoding=encoding,
                     overlay=not plan.changes_text() and encoding is None and part.record.part.overlay is None,
                 )
@@ -344,27 +216,12 @@ class Build:
         state.ran[f"pass {plan.number}"] = len(tasks)
         self.driver.run(plan.name, tasks, cached, on_result)
 
-    def _rows_for(self, plan: Pass, source: str) -> tuple[StageUse, ...]:
-        return tuple(use for use in plan.rows if use.stage.runs_on(source))
-
-    def _emits_for(self, plan: Pass, source: str) -> tuple[StageUse, ...]:
-        return tuple(use for use in plan.after if use.stage.runs_on(source))
-
-    def _encoding(self, plan: Pass, state: BuildState | None = None) -> tuple[Encoding | None, str | None]:
-        """How this pass encodes and the digest of the tokenizer; `(None, None)` for all passes but the last."""
-        if not plan.encodes:
-            return None, None
-        path, sha = self.tokenizer(state)
-        return Encoding(str(path), None, self.corpus.seed), sha
-
-    def tokenizer(self, state: BuildState | None) -> tuple[Path, str]:
+    def tokenizer(self, state: BuildState) -> tuple[Path, str]:
         """Path and digest of tokenizer.json: the user's own, or the one that this build trained."""
-        if self.corpus.tokenizer.path is not None:
-            path = Path(self.corpus.tokenizer.path)
-            return path, sha256_file(path)
-        assert state is not None
-        trained = next(b for b in state.boundaries if b.facts.artifact)
-        file = trained.facts.artifact["tokenizer.json"]
+        given = given_tokenizer(self.corpus)
+        if given is not None:
+            return given
+        file = next(b for b in state.boundaries if b.facts.artifact).facts.artifact["tokenizer.json"]
         return self.store.path(file), file.digest
 
     # -- global stages -----------------------------------------------------------------------------
@@ -503,16 +360,8 @@ class Build:
             labels += [use.label for use in (*plan.before, *plan.rows) if use.stage.runs_on(source)]
         return [*labels, "tokenize"]
 
-    def _read_quarantine(self) -> list[dict]:
-        try:
-            lines = (self.store.out / QUARANTINE).read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        rows = [orjson.loads(line) for line in lines if line.strip()]
-        return sorted(rows, key=lambda q: (q["source"], q["uri"], q["record"]))
-
     def _quarantine(self, poison: Poisoned) -> None:
-        rows = self._read_quarantine()
+        rows = read_quarantine(self.store.out)
         row = {
             "source": poison.source,
             "uri": poison.uri,

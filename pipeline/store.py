@@ -38,30 +38,17 @@ SILENCE_SECONDS = 60.0
 R = TypeVar("R", bound=Record)
 
 
-class Store:
-    """The work folder of one output folder, locked by this process until `close`."""
+class Journal:
+    """What the builds in one output folder have written down so far, to be read; takes no lock."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.work = out / "work"
         self.data = self.work / "data"
         self.tmp = self.work / "tmp"
-        for folder in (self.data, self.tmp, self.work / "journal"):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.lock = Lock(self.work)
         self._records: dict[tuple[str, int], dict] = {}
         self._used: set[tuple[str, int]] = set()
-        try:
-            self._load()
-            self._journal = open(self.work / "journal" / f"{self.lock.epoch:06d}.jsonl", "ab")
-        except BaseException:
-            self.lock.release()
-            raise
-
-    @property
-    def epoch(self) -> int:
-        """The number of this driver among all that ever worked here."""
-        return self.lock.epoch
+        self._load()
 
     def get(self, key: str, kind: type[R], part: int = 0) -> R | None:
         """The record under this key if its files are still there, else None."""
@@ -75,6 +62,47 @@ class Store:
                 return None
         self._used.add((key, part))
         return record
+
+    def path(self, file: FileRef) -> Path:
+        """Where a sealed file lies."""
+        return self.data / file.name
+
+    def _load(self) -> None:
+        for path in sorted((self.work / "journal").glob("*.jsonl")):
+            content = path.read_bytes()
+            for line in content.split(b"\n")[:-1]:  # what a kill cut short has no newline
+                try:
+                    row = orjson.loads(line)
+                    self._records[row["key"], row["part"]] = row
+                except (orjson.JSONDecodeError, KeyError, TypeError):
+                    raise RunError(
+                        Problem(
+                            "R008",
+                            f"{path} holds a line that is not a record",
+                            repairs=("build with --fresh",),
+                        )
+                    ) from None
+
+
+class Store(Journal):
+    """The work folder of one output folder, locked by this process until `close`."""
+
+    def __init__(self, out: Path) -> None:
+        work = out / "work"
+        for folder in (work / "data", work / "tmp", work / "journal"):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.lock = Lock(work)
+        try:
+            super().__init__(out)
+            self._journal = open(self.work / "journal" / f"{self.lock.epoch:06d}.jsonl", "ab")
+        except BaseException:
+            self.lock.release()
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """The number of this driver among all that ever worked here."""
+        return self.lock.epoch
 
     def put(self, key: str, record: Record, part: int = 0) -> None:
         """Journals a record; when this returns, it survives a kill.
@@ -93,10 +121,6 @@ class Store:
         os.fsync(self._journal.fileno())
         self._records[key, part] = row
         self._used.add((key, part))
-
-    def path(self, file: FileRef) -> Path:
-        """Where a sealed file lies."""
-        return self.data / file.name
 
     def sweep(self) -> None:
         """Keeps the records used by this build and their files; deletes all others and compacts the journal."""
@@ -128,22 +152,6 @@ class Store:
         """Closes the journal and gives the lock back."""
         self._journal.close()
         self.lock.release()
-
-    def _load(self) -> None:
-        for path in sorted((self.work / "journal").glob("*.jsonl")):
-            content = path.read_bytes()
-            for line in content.split(b"\n")[:-1]:  # what a kill cut short has no newline
-                try:
-                    row = orjson.loads(line)
-                    self._records[row["key"], row["part"]] = row
-                except (orjson.JSONDecodeError, KeyError, TypeError):
-                    raise RunError(
-                        Problem(
-                            "R008",
-                            f"{path} holds a line that is not a record",
-                            repairs=("build with --fresh",),
-                        )
-                    ) from None
 
     def __enter__(self) -> Store:
         return self

@@ -1,13 +1,14 @@
 """What lies in a folder of raw text, seen as the sources of a corpus.
 
-Sub-folders become sources, file names tell the format, and the first records of a file tell which field holds the
-text. What was guessed becomes a comment in the config; what was not understood is counted in a note.
+Sub-folders become sources, file names tell the format, and the first records of a file tell which field
+holds the text. What was guessed becomes a comment in the config; what was not understood is counted in a note.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,9 +83,9 @@ Groups = dict[tuple[str, str], _Group]
 
 
 def look_at(origin: Path, folder: Path) -> tuple[list[InitSource], list[str]]:
-    """Sources for what lies below `origin`, with paths as a config in `folder` needs them; and notes, a sentence each.
+    """Sources for what lies below `origin`, with paths as a config in `folder` needs them; and notes.
 
-    Nothing is written. Raises SpecError if nothing there can be read.
+    A note is a sentence. Nothing is written. Raises SpecError if nothing there can be read.
     """
     _check_places(origin, folder)
     root = _skip_lone_folders(origin.resolve())
@@ -93,7 +94,9 @@ def look_at(origin: Path, folder: Path) -> tuple[list[InitSource], list[str]]:
     tops = len({top for top, _ in groups})
     if tops > MOST_SOURCES:
         groups = _merge(groups)
-        notes.append(f"{tops} sub-folders became one source; more than {MOST_SOURCES} are taken for its parts")
+        notes.append(
+            f"{tops} sub-folders became one source; more than {MOST_SOURCES} are taken for its parts"
+        )
     groups = _trees(groups, left_out[UNKNOWN])
     groups = _without_readmes(groups, left_out)
     notes += [f"{names.total()} {why}: {_listed(names)}" for why, names in left_out.items() if names]
@@ -101,7 +104,9 @@ def look_at(origin: Path, folder: Path) -> tuple[list[InitSource], list[str]]:
         raise SpecError(Problem("D005", f"{origin} holds no file that a reader knows", repairs=tuple(notes)))
     sources = _sources(groups, root, folder, notes)
     if not sources:
-        raise SpecError(Problem("D005", f"no field of any file in {origin} looks like text", repairs=tuple(notes)))
+        raise SpecError(
+            Problem("D005", f"no field of any file in {origin} looks like text", repairs=tuple(notes))
+        )
     return sources, notes
 
 
@@ -115,12 +120,14 @@ def _check_places(origin: Path, folder: Path) -> None:
 
 
 def _sources(groups: Groups, root: Path, folder: Path, notes: list[str]) -> list[InitSource]:
-    """A source per group: the largest of a sub-folder has its name, the others `<name>-<kind>`. Adds to the notes."""
+    """A source per group: the largest of a sub-folder has its name, the others `<name>-<kind>`; adds to notes."""
     taken: set[str] = set()
     sources = []
     named: set[str] = set()
     single = len({top for top, _ in groups}) == 1
-    for (top, kind), group in sorted(groups.items(), key=lambda item: (item[0][0], -item[1].bytes, item[0][1])):
+    for (top, kind), group in sorted(
+        groups.items(), key=lambda item: (item[0][0], -item[1].bytes, item[0][1])
+    ):
         label = top or root.name
         try:
             settings, comment = _describe(kind, group)
@@ -129,9 +136,7 @@ def _sources(groups: Groups, root: Path, folder: Path, notes: list[str]) -> list
             continue
         name = source_name(f"{label}-{kind}" if top in named else label, taken)
         named.add(top)
-        base = _base(root / top, folder)
-        deep = bool(top) or single
-        patterns = (base,) if kind == TREE else tuple(_pattern(base, ending, deep) for ending in sorted(group.endings))
+        patterns = _patterns(_shown(root / top, folder), kind, group, deep=bool(top) or single)
         prose = kind not in (TREE, CODE)
         sources.append(InitSource(name, patterns, comment, group.files, group.bytes, settings, prose))
     return sources
@@ -142,14 +147,17 @@ def _files(group: _Group) -> str:
 
 
 def source_name(text: str, taken: set[str]) -> str:
-    """A name for a source, as near to the text as the rules allow, not in `taken`; it is added there."""
-    name = "".join(c if c in "_-" or c.isalnum() else "-" for c in text).strip("-")
-    if check_source_name(name) is not None:
-        name = path_name(text)
+    """A name for a source, as near to the text as the rules allow, in no case in `taken`; it is added there."""
+    composed = unicodedata.normalize("NFC", text)
+    name = "".join(c if c in "_-" or unicodedata.category(c)[0] in "LMN" else "-" for c in composed).strip(
+        "-"
+    )
+    if check_source_name(f"{name}-99") is not None or check_source_name(name) is not None:
+        name = path_name(text)[:60]
     number, unique = 2, name
-    while unique in taken:
+    while unique.casefold() in taken:
         unique, number = f"{name}-{number}", number + 1
-    taken.add(unique)
+    taken.add(unique.casefold())
     return unique
 
 
@@ -158,7 +166,7 @@ def escape(path: str) -> str:
     return re.sub(r"([*?\[{])", r"[\1]", path)
 
 
-# --- walking --------------------------------------------------------------------------------------------------
+# --- walking ------------------------------------------------------------------------------------------------
 
 
 def _skip_lone_folders(root: Path) -> Path:
@@ -171,7 +179,7 @@ def _skip_lone_folders(root: Path) -> Path:
 
 
 def _walk(root: Path) -> tuple[Groups, dict[str, Counter[str]]]:
-    """Files by sub-folder and kind, as the readers list them; and what was left out: why -> ending or name -> count."""
+    """Files by sub-folder and kind, as the readers list them; what was left out: why -> ending or name -> count."""
     listing = list_files(root.as_posix(), "/", "text")  # this format takes files of any name
     groups: Groups = {}
     left_out: dict[str, Counter[str]] = {UNKNOWN: Counter()}
@@ -199,7 +207,8 @@ def _kind(name: str) -> str | None:
 def _trees(groups: Groups, unknown: Counter[str]) -> Groups:
     """The same groups, but a folder with more files of code than of records and text is one source tree.
 
-    For the files in the outer folder that holds only if there are no others: a tree reaches below it. Markup and settings are text in a tree; elsewhere they are not understood, and go to `unknown`.
+    For the files in the outer folder that holds only if there are no others: a tree reaches below it. Markup
+    and settings are text in a tree; elsewhere they are not understood, and go to `unknown`.
     """
     result = dict(groups)
     tops = sorted({top for top, _ in groups})
@@ -219,7 +228,7 @@ def _trees(groups: Groups, unknown: Counter[str]) -> Groups:
 
 
 def _without_readmes(groups: Groups, left_out: dict[str, Counter[str]]) -> Groups:
-    """The same groups without text that is small beside records: it describes the data rather than being some."""
+    """The same groups without text that is small beside records: it describes the data."""
     kept = dict(groups)
     for (top, kind), group in groups.items():
         records = sum(g.bytes for (t, k), g in groups.items() if k in TABLES and (t == top or not top))
@@ -244,16 +253,20 @@ def _merge(groups: Groups) -> Groups:
     return merged
 
 
-def _base(path: Path, folder: Path) -> str:
-    """The folder as a pattern: relative to the config where it lies below it, else absolute."""
+def _shown(path: Path, folder: Path) -> str:
+    """The path as a config in `folder` writes it: relative where it lies below, else absolute."""
     own = folder.resolve()
-    return escape(path.relative_to(own).as_posix() if path.is_relative_to(own) else path.as_posix())
+    return path.relative_to(own).as_posix() if path.is_relative_to(own) else path.as_posix()
 
 
-def _pattern(base: str, ending: str, deep: bool) -> str:
-    """The glob for files of this ending (or name) in a folder, and below it if `deep`."""
-    last = f"*{escape(ending)}" if ending.startswith(".") else escape(ending)
-    return f"{base}/{'**/' if deep else ''}{last}"
+def _patterns(base: str, kind: str, group: _Group, deep: bool) -> tuple[str, ...]:
+    """A tree as its folder (what exists is never read as a glob), else a glob per ending, at any depth if `deep`."""
+    if kind == TREE:
+        return (base,)
+    inside = f"{escape(base)}/{'**/' if deep else ''}"
+    return tuple(
+        f"{inside}{'*' * ending.startswith('.')}{escape(ending)}" for ending in sorted(group.endings)
+    )
 
 
 def _listed(names: Counter[str]) -> str:
@@ -263,7 +276,7 @@ def _listed(names: Counter[str]) -> str:
     return ", ".join(f"{printable(name)} ({count})" for name, count in first[:8]) + more
 
 
-# --- the field with the text ----------------------------------------------------------------------------------
+# --- the field with the text --------------------------------------------------------------------------------
 
 
 def _describe(kind: str, group: _Group) -> tuple[Settings, str]:

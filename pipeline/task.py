@@ -426,8 +426,13 @@ class TokenWriter:
 def holdout_keys(texts: pa.Array, seed: int) -> np.ndarray:
     """uint64 keyed hash of each text with case and white space folded, so that equal texts get equal keys."""
     key = seed.to_bytes(8, "little", signed=True)
-    folded = (" ".join((t or "").lower().split()) for t in texts.to_pylist())
-    hashes = [hashlib.blake2b(t.encode(), digest_size=8, key=key).digest() for t in folded]
+    folded = pc.utf8_trim_whitespace(pc.replace_substring_regex(pc.utf8_lower(texts), r"\s+", " "))
+    content, offsets = text_buffers(folded)
+    view = memoryview(content)  # type: ignore[arg-type]
+    hashes = [
+        hashlib.blake2b(view[start:end], digest_size=8, key=key).digest()
+        for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    ]
     return np.frombuffer(b"".join(hashes), "<u8") if hashes else np.empty(0, np.uint64)
 
 

@@ -66,7 +66,7 @@ def python_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return std
 
 
-# --- this-python ----------------------------------------------------------------------------------------------
+# --- this-python --------------------------------------------------------------------------------------------
 
 
 def test_this_python_config_is_valid_and_finds_its_files(python_tree: Path, tmp_path: Path) -> None:
@@ -79,7 +79,12 @@ def test_this_python_config_is_valid_and_finds_its_files(python_tree: Path, tmp_
         for name, source in corpus.sources.items()
     }
     assert listed["stdlib"] == ["abc.py", "email/__init__.py", "json/decoder.py", "urllib/parse.py"]
-    assert listed["packages"] == ["attr/_make.py", "pip/__init__.py", "pip/_vendor/rich/cells.py", "rich/cells.py"]
+    assert listed["packages"] == [
+        "attr/_make.py",
+        "pip/__init__.py",
+        "pip/_vendor/rich/cells.py",
+        "rich/cells.py",
+    ]
     assert listed["descriptions"] == ["rich-1.0.dist-info/METADATA"]
     assert listed["licences"] == ["rich-1.0.dist-info/licenses/LICENSE"]
     assert listed["translations"] == ["rich/locale/zh_CN/rich.po"]
@@ -93,7 +98,9 @@ def test_this_python_prefers_pip_and_its_copies_within_the_budget(python_tree: P
     assert "huge" not in packages.patterns[0]
 
 
-def test_this_python_without_packages_says_what_is_missing(python_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_python_without_packages_says_what_is_missing(
+    python_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, python_tree, python_tree / "no-such-folder")
     sources, notes = this_python()
     assert [source.name for source in sources] == ["stdlib"]
@@ -121,7 +128,7 @@ def test_same_disk_same_bytes(python_tree: Path, tmp_path: Path) -> None:
     assert one.config_path.read_bytes() == two.config_path.read_bytes()
 
 
-# --- what is written ------------------------------------------------------------------------------------------
+# --- what is written ----------------------------------------------------------------------------------------
 
 
 def test_modeline_schema_and_comments(python_tree: Path, tmp_path: Path) -> None:
@@ -132,7 +139,10 @@ def test_modeline_schema_and_comments(python_tree: Path, tmp_path: Path) -> None
     assert "sources" in schema["properties"]
     assert yaml.safe_load(text)["name"] == "my-first"
     assert re.search(r"#.*[\u4e00-\u9fff]", text)
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["corpus.schema.json", "corpus.yaml"]
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "corpus.schema.json",
+        "corpus.yaml",
+    ]
 
 
 def test_refuses_to_overwrite(python_tree: Path, tmp_path: Path) -> None:
@@ -144,7 +154,7 @@ def test_refuses_to_overwrite(python_tree: Path, tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "corpus.yaml").read_text() == "name: mine\n"
 
 
-# --- a folder -------------------------------------------------------------------------------------------------
+# --- a folder -----------------------------------------------------------------------------------------------
 
 
 def test_folder_of_many_kinds(tmp_path: Path) -> None:
@@ -188,7 +198,9 @@ def test_lone_folders_are_skipped_and_paths_below_the_config_are_relative(tmp_pa
     put(tmp_path / "raw" / "v1" / "texts" / "a.txt", SENTENCE)
     put(tmp_path / "raw" / "v1" / "texts" / "b.txt", SENTENCE)
     result = initialize(tmp_path, str(tmp_path / "raw"))
-    assert [(source.name, source.patterns) for source in result.sources] == [("texts", ("raw/v1/texts/**/*.txt",))]
+    assert [(source.name, source.patterns) for source in result.sources] == [
+        ("texts", ("raw/v1/texts/**/*.txt",))
+    ]
     (source,) = load_corpus(result.config_path).sources.values()
     assert len(list_files(source.path, "/").files) == 2
 
@@ -202,12 +214,16 @@ def test_many_sub_folders_are_one_source(tmp_path: Path) -> None:
 
 
 def test_folder_names_with_wildcards_and_other_characters(tmp_path: Path) -> None:
-    for name in ("web [2024]", "a{b}*", "con", "web-[2024]"):
+    names = ("web [2024]", "a{b}*", "con", "WEB-[2024]", "x" * 100, "ภาษาไทย", "cafe\u0301")
+    for name in names:
         put(tmp_path / "raw" / name / "x.txt", SENTENCE)
+    put(tmp_path / "raw" / "t[r]{e}e*" / "x.py", "x = 1\n")
     corpus = load_corpus(from_folder(tmp_path).config_path)
-    assert len(corpus.sources) == 4
+    assert len(corpus.sources) == len(names) + 1
+    assert {"ภาษาไทย", "caf\u00e9"} <= set(corpus.sources)
     for source in corpus.sources.values():
-        assert [file.uri.rsplit("/", 1)[-1] for file in list_files(source.path, "/").files] == ["x.txt"]
+        (file,) = list_files(source.path, "/", source.format).files
+        assert file.uri.rsplit("/", 1)[-1] in ("x.txt", "x.py")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"a": 1}\n{"a": 2}\n', b"PAR1"])
@@ -245,7 +261,7 @@ def test_corpus_inside_of_its_own_input_is_refused(tmp_path: Path) -> None:
         initialize(tmp_path / "raw" / "corpus", str(tmp_path / "raw"))
 
 
-# --- samples and guesses --------------------------------------------------------------------------------------------------
+# --- samples and guesses ------------------------------------------------------------------------------------
 
 
 RECORDS = [{"text": CHINESE, "n": n} for n in range(50)]
@@ -288,22 +304,48 @@ def test_first_record_longer_than_the_sample(tmp_path: Path) -> None:
         ({"content": "x y"}, (("text", "content"),)),
         ({"标题": "短 题", "正文": CHINESE}, (("text", '"正文"'),)),
         ({"messages": [{"role": "user", "content": "hi"}]}, (("messages", "chatml"),)),
-        ({"conversations": [{"from": "human", "value": "hi"}]}, (("text", "conversations"), ("messages", "chatml"))),
-        ({"essay": SENTENCE, "sha256": "0" * 64, "url": "http://a"}, (("text", "essay"), ("keep_meta", "[url]"))),
+        (
+            {"conversations": [{"from": "human", "value": "hi"}]},
+            (("text", "conversations"), ("messages", "chatml")),
+        ),
+        (
+            {"essay": SENTENCE, "sha256": "0" * 64, "url": "http://a"},
+            (("text", "essay"), ("keep_meta", "[url]")),
+        ),
     ],
 )
 def test_guess_fields(record: dict, settings: tuple) -> None:
     assert guess_fields([record] * 3)[0] == settings
 
 
-@pytest.mark.parametrize("records", [[], [{"n": 1}], [{"sha256": "0" * 64}], [{"text": 5}], [{"a{b}": SENTENCE}]])
+@pytest.mark.parametrize(
+    "records", [[], [{"n": 1}], [{"sha256": "0" * 64}], [{"text": 5}], [{"a{b}": SENTENCE}]]
+)
 def test_guess_fields_gives_up_with_a_sentence(records: list[dict]) -> None:
     with pytest.raises(ValueError, match=r"\w+ \w+"):
         guess_fields(records)
 
 
 @pytest.mark.parametrize(
-    "text", ["plain", "no", "1e3", "a: b", "#x", '"', "\\", "a\nb", "\u202e", "正文", "😀 x", "-", "", "null", "/a/b", "a b"]
+    "text",
+    [
+        "plain",
+        "no",
+        "1e3",
+        "a: b",
+        "#x",
+        '"',
+        "\\",
+        "a\nb",
+        "\u202e",
+        "正文",
+        "😀 x",
+        "-",
+        "",
+        "null",
+        "/a/b",
+        "a b",
+    ],
 )
 def test_yaml_text_reads_back(text: str) -> None:
     assert yaml.safe_load(f"key: {yaml_text(text)}") == {"key": text}
@@ -311,7 +353,12 @@ def test_yaml_text_reads_back(text: str) -> None:
 
 def test_source_names_are_unique_and_allowed(tmp_path: Path) -> None:
     taken: set[str] = set()
-    assert [source_name(text, taken) for text in ("web", "web", "a.b", "网页")] == ["web", "web-2", "a-b", "网页"]
+    assert [source_name(text, taken) for text in ("web", "Web", "a.b", "网页")] == [
+        "web",
+        "Web-2",
+        "a-b",
+        "网页",
+    ]
     assert source_name("...", taken) not in ("", "...")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -16,7 +17,16 @@ from stages.contract.manifest import load_manifest, verify_manifest
 from stages.contract.problem import RunError
 from stages.contract.shard import read_index, read_tokens
 from stages.encode import Encoder
-from tests.pipeline.corpora import STAGES, document, make_inputs, ran, run_build, snapshot, write_config, write_jsonl
+from tests.pipeline.corpora import (
+    STAGES,
+    document,
+    make_inputs,
+    ran,
+    run_build,
+    snapshot,
+    write_config,
+    write_jsonl,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,7 @@ def test_every_document_of_a_shard_is_its_text_and_one_eos(built: Path) -> None:
             lengths = read_index(shard.path(out, "idx"), shard.tokens)["length"]
             ids = read_tokens(shard.path(out, "tok"), np.dtype("<u2"), 0, shard.tokens)
             starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            for start, end in zip(starts[:-1], starts[1:], strict=True):
+            for start, end in itertools.pairwise(starts):
                 assert ids[end - 1] == manifest.tokenizer.eos_id
                 assert encoder.decode(ids[start : end - 1]) in texts
 
@@ -161,8 +171,8 @@ def truncated(folder: Path, policy: str) -> Path:
     (folder / "in" / "web" / "torn.jsonl.gz").write_bytes(gzip.compress(rows.encode(), mtime=0)[:-2000])
     config = folder / "corpus.yaml"
     config.write_text(
-        "name: torn\nsources:\n  web: {path: 'in/web/*', on_damaged: %s}\nstages: [normalize]\n"
-        "tokenizer: {vocab_size: 300}\nholdout: {share: 0}\noutput: {path: out}\n" % policy
+        f"name: torn\nsources:\n  web: {{path: 'in/web/*', on_damaged: {policy}}}\nstages: [normalize]\n"
+        "tokenizer: {vocab_size: 300}\nholdout: {share: 0}\noutput: {path: out}\n"
     )
     return config
 
