@@ -18,7 +18,7 @@ SPEC := pyproject.toml constraints.txt
 
 # What the demo trains: small enough for two cores. Without these settings, `make demo FIT=`, the plan takes ten minutes.
 DEMO := demo
-FIT ?= --set model.params=2M --set data.total_tokens=1M
+FIT ?= --set model.params=1M --set data.total_tokens=800k
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -60,7 +60,8 @@ demo: $(VENV)/.installed-train $(DEMO)/corpus.yaml  ## build a corpus from text 
 	$(BIN)/trainer fit --manifest $(DEMO)/out/manifest.json --out $(DEMO)/run $(FIT)
 	@printf '\n%s\n' \
 	  "config        $(DEMO)/corpus.yaml" \
-	  "corpus        $(DEMO)/out/manifest.json   (counts of every stage: \"funnel\")" \
+	  "corpus        $(DEMO)/out/manifest.json" \
+	  "report        $(DEMO)/out/report.html     (what every stage kept and dropped, with examples)" \
 	  "loss curve    $(DEMO)/run/loss.svg        (numbers: $(DEMO)/run/metrics.jsonl)"
 
 test: $(VENV)/.installed-dev  ## run the test suite (all but the long tests)

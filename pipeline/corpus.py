@@ -70,7 +70,7 @@ class Source(Model):
         Paths, Field(description="A glob, a folder, a file, or an fsspec address (s3://...); or a list of them.")
     ]
     format: Annotated[
-        Literal["jsonl", "json", "parquet", "arrow", "text", "lines", "tree"] | None,
+        Literal["jsonl", "json", "parquet", "arrow", "text", "lines", "tree", "warc", "wet", "html"] | None,
         Field(description="How the files are read. Left out: by the name of each file."),
     ] = None
     text: Annotated[
@@ -89,6 +89,10 @@ class Source(Model):
     priority: Annotated[
         int, Field(description="Which source keeps a document that two hold: the higher priority.", ge=-1000, le=1000)
     ] = 0
+    encoding: Annotated[
+        Literal["utf-8", "auto"],
+        Field(description="Of format: text. auto: what is not UTF-8 is told by statistics (web extra)."),
+    ] = "utf-8"
     on_damaged: Annotated[
         Literal["skip", "stop", "keep-good-part"],
         Field(description="What to do with a file that breaks off: leave it out, stop, or keep what could be read."),
@@ -104,7 +108,7 @@ class Source(Model):
         """How a reader makes documents of this source, whose name is given."""
         from stages.readers.record import ReadSettings
 
-        same = ("format", "text", "messages", "id", "keep_meta", "on_damaged", "max_document")
+        same = ("format", "text", "messages", "id", "keep_meta", "encoding", "on_damaged", "max_document")
         return ReadSettings(source=name, **{field: getattr(self, field) for field in same})
 
 
@@ -129,7 +133,19 @@ class Tokenizer(Model):
         dict[str, Weight] | None, Field(description="Shares of the sources in that text. Left out: `mix`, or by bytes.")
     ] = None
     pattern: Annotated[
-        str | None, Field(description="How text is cut before merges. Left out: the default of the tokenizer.")
+        Literal["gpt2", "gpt4", "llama3", "qwen2"] | None,
+        Field(description="How text is cut before merges. Left out: llama3, which is that of gpt4."),
+    ] = None
+    digits: Annotated[
+        int | None, Field(description="Most digits in one token; left out: as the pattern has it.", ge=1, le=3)
+    ] = None
+    split_han: Annotated[bool, Field(description="Whether Han characters never share a token with others.")] = False
+    special_tokens: Annotated[
+        tuple[str, ...] | None,
+        Field(description="Tokens that text never becomes; the first ends documents. Left out: <|endoftext|>.", min_length=1),
+    ] = None
+    eos: Annotated[
+        str | None, Field(description="The token that ends documents, where `path` has it under an unusual name.")
     ] = None
 
 

@@ -55,7 +55,7 @@ REJECTS_NAMED = 1000  # in the manifest; all of them are in rejects.jsonl
 def finish(build: Build, state: BuildState) -> Path:
     """Writes everything a user gets and returns the path of the manifest."""
     path, sha = build.tokenizer(state)
-    encoder = Encoder.load(str(path), eos=None)
+    encoder = Encoder.load(str(path), eos=build.corpus.tokenizer.eos)
     _check_roundtrip(state)
     cuts, lengths = _cut(build, state)
     shards = _write_shards(build, state, cuts, sha, encoder)

@@ -41,7 +41,7 @@ def given_tokenizer(corpus: Corpus) -> tuple[Path, str] | None:
 
 def encoding_of(corpus: Corpus, tokenizer: tuple[Path, str]) -> Encoding:
     """How a pass encodes with this tokenizer."""
-    return Encoding(str(tokenizer[0]), None, corpus.seed)
+    return Encoding(str(tokenizer[0]), corpus.tokenizer.eos, corpus.seed)
 
 
 def read_task(

@@ -55,7 +55,8 @@ class ReadOrigin:
                 batches = list(self._read(item.slice))
                 if self.lost and self.lost[-1].uri == item.slice.uri:
                     gone = sum(batch.num_rows for batch in batches)
-                    self._counts["damaged-file"] += gone
+                    if gone:
+                        self._counts["damaged-file"] += gone
                     continue
                 yield from map(self._count, batches)
             else:

@@ -61,10 +61,15 @@ def _trainer(corpus: Corpus) -> Any:
     from stages.bpe import TrainTokenizer
 
     wanted = corpus.tokenizer
-    extra: dict[str, Any] = {"pattern": wanted.pattern} if wanted.pattern else {}
-    mix = wanted.train_mix or corpus.mix
+    given = {name: getattr(wanted, name) for name in ("pattern", "special_tokens") if getattr(wanted, name) is not None}
     return TrainTokenizer(
-        vocab_size=wanted.vocab_size, train_on=wanted.train_on, train_mix=mix, seed=corpus.seed, **extra
+        vocab_size=wanted.vocab_size,
+        train_on=wanted.train_on,
+        train_mix=wanted.train_mix or corpus.mix,
+        digits=wanted.digits,
+        split_han=wanted.split_han,
+        seed=corpus.seed,
+        **given,
     )
 
 

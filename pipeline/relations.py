@@ -20,8 +20,8 @@ from stages.contract.tree import Items, Path, Table, Text, path_text, place, val
 from stages.contract.weights import ROUNDING, Phase, Weight
 from stages.contract.wrong import name_repairs
 
-#: Endings of files that need text to be taken out of markup first.
-MARKUP = re.compile(r"\.(warc|wet|wat|html?|xhtml)(\.(gz|zst))?$", re.IGNORECASE)
+#: Files of a web archive that hold no text.
+METADATA = re.compile(r"\.warc\.wat(\.(gz|zst))?$", re.IGNORECASE)
 
 
 def relation_problems(tree: Table) -> list[Problem]:
@@ -197,7 +197,7 @@ def _tokenizer(tree: Table) -> Iterator[Problem]:
     section = tree.get("tokenizer")
     if not isinstance(section, Table) or section.get("path") is None:
         return
-    for key in ("vocab_size", "train_on", "train_mix", "pattern"):
+    for key in ("vocab_size", "train_on", "train_mix", "pattern", "digits", "split_han", "special_tokens"):
         if section.get(key) is not None:
             message = f"tokenizer has a path, so it is not trained and `{key}` means nothing"
             repairs = (f"remove {key}, or remove path to train one",)
@@ -232,10 +232,9 @@ def _not_built(tree: Table) -> Iterator[Problem]:
     for name, source in _sources(tree).items():
         given = source.get("path") if isinstance(source, Table) and source.get("format") is None else None
         for pattern in [given] if isinstance(given, Text) else given if isinstance(given, Items) else ():
-            found = MARKUP.search(pattern) if isinstance(pattern, Text) else None
-            if found:
-                message = f"the source {name} holds {found[1].lower()} files; taking text out of them is not built yet"
-                yield Problem("C009", message, pattern.where, ("extract the text first, or write format: text to read it as it is",))
+            if isinstance(pattern, Text) and METADATA.search(pattern):
+                message = f"the source {name} holds WAT files; those are metadata of pages, not their text"
+                yield Problem("C009", message, pattern.where, ("name the .warc.gz or the .warc.wet.gz files instead",))
 
 
 def _length(tree: Table, key: str) -> int:

@@ -388,7 +388,8 @@ def _given_up(record: PassRecord) -> PassRecord:
     """The account of a damaged file that is skipped whole: what it gave counts as rejected."""
     read = record.counts[0]
     gone = dict(read.rejected)
-    gone["damaged-file"] = gone.get("damaged-file", 0) + read.documents_out
+    if read.documents_out:
+        gone["damaged-file"] = gone.get("damaged-file", 0) + read.documents_out
     count = read.model_copy(update={"documents_out": 0, "bytes_out": 0, "rejected": gone})
     return record.model_copy(update={"counts": (count,), "dropped": None, "kept": (), "removed": ()})
 

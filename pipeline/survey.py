@@ -218,7 +218,7 @@ def _trees(groups: Groups, unknown: Counter[str]) -> Groups:
         others = sum(group.files for kind, group in inside.items() if kind not in (CODE, MARKUP))
         if (top or len(tops) == 1) and code.files > others:
             whole = result.setdefault((top, TREE), _Group())
-            for kind in (CODE, MARKUP, "text", "json"):
+            for kind in (CODE, MARKUP, "text", "json", "html"):
                 if kind in inside:
                     whole.absorb(inside[kind])
                     del result[top, kind]
@@ -286,6 +286,8 @@ def _describe(kind: str, group: _Group) -> tuple[Settings, str]:
     """
     if kind == TREE:
         return (("format", TREE),), "a source tree, one document per file"
+    if kind in ("warc", "wet"):
+        return (), "web archives, one document per page"
     if kind not in TABLES:
         return (), "one document per file"
     path = Path(max(group.largest.values(), key=lambda file: file.size).path)

@@ -88,9 +88,10 @@ class TrainTokenizer(GlobalStage):
     max_counted: Annotated[
         Size,
         Field(
-            description="Bytes of distinct pieces to learn from; 20 times that is the memory it takes.", gt=0
+            description="Bytes of distinct pieces to learn from; up to 50 times that is the memory it takes.",
+            gt=0,
         ),
-    ] = 48 << 20
+    ] = 24 << 20
     seed: Annotated[int, Field(description="Chooses the sample.", ge=0)] = 0
 
     @model_validator(mode="after")

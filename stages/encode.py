@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 
 from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
-from stages.merging import Merges
+from stages.merging import LARGEST_ID, Merges
 from stages.pieces import PieceTable
 from stages.pretokenize import CHUNK, Pattern, nfc_unsafe, pieces, recognise
 from stages.tokenizer_json import byte_alphabet, token_bytes
@@ -250,6 +250,8 @@ def _why_slow(spec: dict[str, Any]) -> str | None:
     missing = [byte for byte, char in enumerate(byte_alphabet()) if char not in model["vocab"]]
     if not _NEVER_IN_UTF8.issuperset(missing):
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    if max(len(model["merges"]), *model["vocab"].values()) >= LARGEST_ID:
+        return f"it has ids or merges above {LARGEST_ID:,}"
     if _normalizer(spec) not in ([], ["NFC"]):
         return f"its normalizer is {' + '.join(_normalizer(spec))}"
     if recognise(spec.get("pre_tokenizer")) is None:

@@ -14,7 +14,8 @@ from numba import njit, types
 
 _SCAN = 128
 _NONE = 0x7FFFFFFF
-_FIELD = 1 << 21  # ids and ranks are below this, so that a pair and its rank share one word
+#: Ids and ranks are below this, so that a pair and its rank share one word.
+LARGEST_ID = 1 << 21
 _FREE = 0xFFFFFFFFFFFFFFFF
 
 _KEYS = types.Array(types.uint64, 1, "C", readonly=True)
@@ -34,8 +35,8 @@ class Merges:
 
     def __init__(self, byte_ids: np.ndarray, merges: Mapping[tuple[int, int], tuple[int, int]]) -> None:
         """`merges`: (left id, right id) -> (rank, id of the result)."""
-        if max(len(merges), max(map(max, merges), default=0)) >= _FIELD:
-            raise ValueError(f"a vocabulary of {_FIELD} ids or more")
+        if max(len(merges), max(map(max, merges), default=0)) >= LARGEST_ID:
+            raise ValueError(f"a vocabulary of {LARGEST_ID} ids or more")
         self.byte_ids = byte_ids.astype(np.int32)
         pairs = np.array(list(merges), np.uint64).reshape(-1, 2)
         values = np.array(list(merges.values()), np.int64).reshape(-1, 2)
@@ -90,7 +91,7 @@ def _fill(entries, pairs):  # type: ignore[no-untyped-def]
 def _rank(left, right, pairs):  # type: ignore[no-untyped-def]
     """Rank of the pair, or _NONE."""
     entry = pairs[_place(np.uint64(left) << np.uint64(21) | np.uint64(right), pairs)]
-    return np.int32(entry & np.uint64(_FIELD - 1)) if entry != np.uint64(_FREE) else np.int32(_NONE)
+    return np.int32(entry & np.uint64(LARGEST_ID - 1)) if entry != np.uint64(_FREE) else np.int32(_NONE)
 
 
 @njit(types.int32[::1](_NUMBERS, _KEYS), cache=True, nogil=True)

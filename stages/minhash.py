@@ -18,7 +18,7 @@ from stages.document import drop_rows, text_buffers
 from stages.exchange import binary_of, column_values
 from stages.neighbours import Neighbours
 from stages.numbering import facts_in
-from stages.text import VERSION, word_hashes
+from stages.text import VERSION
 
 
 class MinhashDedup(Neighbours):
@@ -31,6 +31,7 @@ class MinhashDedup(Neighbours):
     """
 
     name: ClassVar[str] = "minhash-dedup"
+    version: ClassVar[int] = 2
 
     threshold: Annotated[
         Share, Field(description="Jaccard similarity from which two documents are duplicates.")
@@ -112,11 +113,9 @@ class MinhashDedup(Neighbours):
 
     def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:  # noqa: ARG002
         """Band keys, sketch, twin hash and number of shingles of each document."""
-        words, offsets_N1 = word_hashes(*text_buffers(batch.column("text")))
         bands, rows = self.shape
-        made = signature.sign(
-            words, offsets_N1, self.ngram, bands, rows, signature.Permutations.make(self.seed, bands * rows)
-        )
+        constants = signature.Permutations.make(self.seed, bands * rows)
+        made = signature.sign_texts(*text_buffers(batch.column("text")), self.ngram, bands, rows, constants)
         columns = [
             binary_of(made.keys),
             binary_of(made.sketches),

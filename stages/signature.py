@@ -1,7 +1,7 @@
 """MinHash bands and the verification sketch of documents, compiled.
 
 The shingles of a document are its runs of n consecutive words, each a 64-bit hash that depends on their order
-(polynomial over the word hashes, finished by MurmurHash3's mixer). From them come
+(cyclic polynomial over the word hashes, Cohen 1997, times an odd constant). From them come
 
     band keys   rows of MinHash (Broder 1997): row k is the minimum of a_k * h + b_k mod 2**32 over the upper
                 half h of the shingle hashes, a_k odd; the rows of a band are folded into one u64
@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import njit, types
 
-from stages.text.kernels import mix
+from stages.minima import LANES, minima
+from stages.text.kernels import BYTES, CLASSES, FOLD, LOWER, OFFSETS, TABLE, mix
+from stages.text.scan import scan_words
 
 BINS = 256
 SKETCH_WORDS = BINS // 8
@@ -33,9 +36,14 @@ U64_2 = types.Array(types.uint64, 2, "C", readonly=True)
 U32_1 = types.Array(types.uint32, 1, "C", readonly=True)
 I64_1 = types.Array(types.int64, 1, "C", readonly=True)
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial: odd, bits well spread
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, bits well spread, as the next one
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
-_BLOCK = 8  # shingles that are taken together through all permutations
+_TURN = np.uint64(13)
+
+_EMPTY = np.uint32(0xFFFFFFFF)  # more than any value of 31 bits
+_LOW31 = np.uint32(0x7FFFFFFF)
+_MIX_A, _MIX_B = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)  # of MurmurHash3's 32-bit finalizer
+_15, _16 = np.uint32(15), np.uint32(16)
 
 _LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
 _HIGH = np.uint64(0x8080808080808080)
@@ -75,27 +83,39 @@ def sign(
     words: np.ndarray, offsets_N1: np.ndarray, ngram: int, bands: int, rows: int, permutations: Permutations
 ) -> Signatures:
     """Signatures of documents given as word hashes: document i is words[offsets[i]:offsets[i + 1]]."""
-    n = len(offsets_N1) - 1
-    made = Signatures(
-        np.zeros((n, bands), np.uint64),
-        np.zeros((n, SKETCH_WORDS), np.uint64),
-        np.zeros((n, 2), np.uint64),
-        np.maximum(np.diff(offsets_N1) - (ngram - 1), 0).astype(np.uint32),
-    )
-    used = bands * rows
-    _sign(
-        words,
-        offsets_N1,
-        ngram,
-        permutations.multipliers[:used],
-        permutations.offsets[:used],
-        permutations.salt,
-        made.keys,
-        made.sketches.view(np.uint8),
-        made.sketches,
-        made.twins,
-    )
+    made = _room(len(offsets_N1) - 1, bands)
+    _sign(words, offsets_N1, ngram, *_constants(permutations, bands, rows), *_columns(made))
     return made
+
+
+def sign_texts(
+    data_U8: np.ndarray, offsets_N1: np.ndarray, ngram: int, bands: int, rows: int, permutations: Permutations
+) -> Signatures:
+    """Signatures of texts, given as buffers: those of `sign` over `text.word_hashes`, without storing the words."""
+    made = _room(len(offsets_N1) - 1, bands)
+    constants = _constants(permutations, bands, rows)
+    _sign_texts(data_U8, offsets_N1, CLASSES, LOWER, ngram, *constants, *_columns(made))
+    return made
+
+
+def _room(documents: int, bands: int) -> Signatures:
+    return Signatures(
+        np.zeros((documents, bands), np.uint64),
+        np.zeros((documents, SKETCH_WORDS), np.uint64),
+        np.zeros((documents, 2), np.uint64),
+        np.zeros(documents, np.uint32),
+    )
+
+
+def _constants(permutations: Permutations, bands: int, rows: int) -> tuple[Any, ...]:
+    """Rows of a band, and multipliers and offsets for all of them, filled up to whole vectors."""
+    fill = (0, -bands * rows % LANES)
+    used = [np.pad(c[: bands * rows], fill) for c in (permutations.multipliers, permutations.offsets)]
+    return rows, *used, permutations.salt
+
+
+def _columns(made: Signatures) -> tuple[np.ndarray, ...]:
+    return made.keys, made.sketches.view(np.uint8), made.sketches, made.twins, made.counts
 
 
 def needed(threshold: float) -> int:
@@ -118,48 +138,42 @@ def _mix_all(values):
 
 
 @njit(inline="always")
+def _rotated(value, bits):
+    return value << bits | value >> (np.uint64(64) - bits)
+
+
+@njit(inline="always")
 def _shingle(words, start, stop, n, shingles):
-    """Fills shingles[: count] and pads with the last one to a whole block, which changes no minimum."""
+    """Fills shingles[: count] and returns count, 0 when there are fewer than n words.
+
+    A shingle is the exclusive or of its words, each rotated by _TURN bits for every word behind it: 64 words at
+    most, and _TURN is odd, so no two places have the same rotation.
+    """
     count = stop - start - n + 1
     if count <= 0:
         return np.int64(0)
     value = np.uint64(0)
-    leaving = np.uint64(1)  # _BASE ** n: the weight of the word that leaves
     for i in range(n):
-        value = value * _BASE + words[start + i]
-        leaving *= _BASE
-    shingles[0] = mix(value)
+        value = _rotated(value, _TURN) ^ words[start + i]
+    shingles[0] = _spread(value)
+    out = np.uint64((n * 13) % 64)  # how far the word that leaves has been turned
     for i in range(1, count):
-        value = value * _BASE + words[start + n - 1 + i] - words[start + i - 1] * leaving
-        shingles[i] = mix(value)
-    for i in range(count, count + _BLOCK):
-        shingles[i] = shingles[count - 1]
+        leaving = words[start + i - 1]
+        if out:
+            leaving = _rotated(leaving, out)
+        value = _rotated(value, _TURN) ^ leaving ^ words[start + n - 1 + i]
+        shingles[i] = _spread(value)
     return count
 
 
-@njit(types.void(types.uint64[::1], types.int64, U32_1, U32_1, types.uint32[::1]), cache=True, nogil=True)
-def _minima(shingles, count, multipliers, additions, rows):
-    """MinHash rows. Eight shingles go through each row at once: the row stays in a register in between."""
-    for k in range(len(rows)):
-        rows[k] = np.uint32(0xFFFFFFFF)
-    half = np.uint64(32)
-    for i in range(0, count, _BLOCK):
-        h0, h1 = np.uint32(shingles[i] >> half), np.uint32(shingles[i + 1] >> half)
-        h2, h3 = np.uint32(shingles[i + 2] >> half), np.uint32(shingles[i + 3] >> half)
-        h4, h5 = np.uint32(shingles[i + 4] >> half), np.uint32(shingles[i + 5] >> half)
-        h6, h7 = np.uint32(shingles[i + 6] >> half), np.uint32(shingles[i + 7] >> half)
-        for k in range(len(rows)):
-            a, b = multipliers[k], additions[k]
-            x = min(np.uint32(h0 * a + b), np.uint32(h1 * a + b))
-            y = min(np.uint32(h2 * a + b), np.uint32(h3 * a + b))
-            z = min(np.uint32(h4 * a + b), np.uint32(h5 * a + b))
-            w = min(np.uint32(h6 * a + b), np.uint32(h7 * a + b))
-            rows[k] = min(rows[k], min(min(x, y), min(z, w)))
+@njit(inline="always")
+def _spread(value):
+    value *= _BASE
+    return value ^ (value >> np.uint64(32))
 
 
 @njit(inline="always")
-def _fold_bands(rows, salt, keys):
-    per_band = len(rows) // len(keys)
+def _fold_bands(rows, per_band, salt, keys):
     for band in range(len(keys)):
         key = salt + np.uint64(band) * _SPREAD
         for r in range(band * per_band, (band + 1) * per_band):
@@ -171,19 +185,17 @@ def _fold_bands(rows, salt, keys):
 @njit(inline="always")
 def _sketch(shingles, count, salt, bins, sketch):
     for b in range(BINS):
-        bins[b] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        bins[b] = _EMPTY
     for i in range(count):
         # Hashed anew, so that bins do not follow the bits that MinHash orders by.
         value = (shingles[i] ^ salt) * _SPREAD
-        value = (value ^ (value >> np.uint64(32))) * _BASE
         chosen = np.int64(value >> np.uint64(56))
-        bins[chosen] = min(bins[chosen], value << np.uint64(8))
-    for b in range(BINS):
-        # A value of all ones cannot be a minimum: its low byte is 0 after the shift.
-        if bins[b] == np.uint64(0xFFFFFFFFFFFFFFFF):
-            sketch[b] = np.uint8(0)
-        else:  # minima have small high bits, so they are mixed before a byte is cut from them
-            sketch[b] = np.uint8(np.uint64(1) + mix(bins[b]) % np.uint64(255))
+        bins[chosen] = min(bins[chosen], np.uint32(value >> np.uint64(25)) & _LOW31)
+    for b in range(BINS):  # minima have small high bits, so they are mixed before a byte is cut from them
+        x = bins[b] * _MIX_A
+        x = (x ^ x >> _15) * _MIX_B
+        byte = np.uint32(1) + ((x >> _16) * np.uint32(255) >> _16)
+        sketch[b] = np.uint8(0) if bins[b] == _EMPTY else np.uint8(byte)
 
 
 @njit(inline="always")
@@ -202,29 +214,62 @@ def _twin(keys, sketch, twin):
     twin[0], twin[1] = mix(high), mix(low)
 
 
-@njit(
-    types.void(
-        U64_1, I64_1, types.int64, U32_1, U32_1, types.uint64,
-        types.uint64[:, ::1], types.uint8[:, ::1], types.uint64[:, ::1], types.uint64[:, ::1],
-    ),
-    cache=True,
-    nogil=True,
+_CONSTANTS = (types.int64, types.int64, U32_1, U32_1, types.uint64)
+_COLUMNS = (
+    types.uint64[:, ::1], types.uint8[:, ::1], types.uint64[:, ::1], types.uint64[:, ::1], types.uint32[::1],
 )  # fmt: skip
-def _sign(words, offsets, n, multipliers, additions, salt, keys, sketch_bytes, sketch_words, twins):
+
+
+@njit(inline="always")
+def _sign_one(
+    words, start, stop, n, per_band, multipliers, additions, salt, shingles, lowest, bins,
+    keys, sketch_bytes, sketch_words, twins, counts, i,
+):  # fmt: skip
+    count = _shingle(words, start, stop, n, shingles)
+    if count == 0:
+        return
+    minima(shingles, count, multipliers, additions, lowest)
+    _fold_bands(lowest, per_band, salt, keys[i])
+    _sketch(shingles, count, salt, bins, sketch_bytes[i])
+    _twin(keys[i], sketch_words[i], twins[i])
+    counts[i] = count
+
+
+@njit(types.void(U64_1, I64_1, *_CONSTANTS, *_COLUMNS), cache=True, nogil=True)
+def _sign(
+    words, offsets, n, per_band, multipliers, additions, salt, keys, sketch_bytes, sketch_words, twins, counts
+):
     longest = np.int64(0)
     for i in range(len(offsets) - 1):
-        longest = max(longest, offsets[i + 1] - offsets[i] - n + 1)
-    shingles = np.empty(longest + _BLOCK, np.uint64)
-    rows = np.empty(len(multipliers), np.uint32)
-    bins = np.empty(BINS, np.uint64)
+        longest = max(longest, offsets[i + 1] - offsets[i])
+    shingles = np.empty(longest, np.uint64)
+    lowest = np.empty(len(multipliers), np.uint32)
+    bins = np.empty(BINS, np.uint32)
     for i in range(len(offsets) - 1):
-        count = _shingle(words, offsets[i], offsets[i + 1], n, shingles)
-        if count == 0:
-            continue
-        _minima(shingles, count, multipliers, additions, rows)
-        _fold_bands(rows, salt, keys[i])
-        _sketch(shingles, count, salt, bins, sketch_bytes[i])
-        _twin(keys[i], sketch_words[i], twins[i])
+        _sign_one(
+            words, offsets[i], offsets[i + 1], n, per_band, multipliers, additions, salt, shingles, lowest, bins,
+            keys, sketch_bytes, sketch_words, twins, counts, i,
+        )  # fmt: skip
+
+
+@njit(types.void(BYTES, OFFSETS, TABLE, FOLD, *_CONSTANTS, *_COLUMNS), cache=True, nogil=True)
+def _sign_texts(
+    data, offsets, classes, lower, n, per_band, multipliers, additions, salt,
+    keys, sketch_bytes, sketch_words, twins, counts,
+):  # fmt: skip
+    longest = np.int64(0)
+    for i in range(len(offsets) - 1):
+        longest = max(longest, offsets[i + 1] - offsets[i])
+    words = np.empty((longest + 1) // 2, np.uint64)
+    shingles = np.empty_like(words)
+    lowest = np.empty(len(multipliers), np.uint32)
+    bins = np.empty(BINS, np.uint32)
+    for i in range(len(offsets) - 1):
+        found = scan_words(data, offsets[i], offsets[i + 1], classes, lower, words)
+        _sign_one(
+            words, np.int64(0), found, n, per_band, multipliers, additions, salt, shingles, lowest, bins,
+            keys, sketch_bytes, sketch_words, twins, counts, i,
+        )  # fmt: skip
 
 
 @njit(inline="always")

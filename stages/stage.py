@@ -172,11 +172,13 @@ REGISTRY: dict[str, str] = {
     "exact-dedup": "stages.exact:ExactDedup",
     "minhash-dedup": "stages.minhash:MinhashDedup",
     "pii": "stages.pii:Pii",
+    "extract": "stages.extract:Extract",
+    "urls": "stages.urls:Urls",
 }
 
 #: Names of the design that are not built yet: refused by name, never ignored.
 PLANNED: tuple[str, ...] = (
-    "extract", "urls", "repeated-lines", "quality", "decontaminate", "span-dedup", "datatrove",
+    "repeated-lines", "quality", "decontaminate", "span-dedup", "datatrove",
 )  # fmt: skip
 
 

@@ -14,14 +14,30 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from stages.contract.epochs import Rows
 from stages.contract.files import sha256_file, write_atomic
-from stages.contract.names import digest
+from stages.contract.names import digest, source_uid
+from stages.contract.order import ORDER_VERSION
 from stages.contract.problem import Problem, SpecError
-from stages.contract.shard import FileFacts, check_file, check_shard_content, token_dtype
+from stages.contract.rows import check_rows, rows_kind
+from stages.contract.shard import (
+    INDEX,
+    FileFacts,
+    check_file,
+    check_marks,
+    check_shard_content,
+    read_index,
+    token_dtype,
+)
 from stages.contract.weights import Phase
 
+__all__ = [
+    "Bucket", "Checks", "DamagedFile", "FileEntry", "FunnelStep", "Inputs", "Lengths", "Manifest", "RejectEntry",
+    "Rejects", "Roundtrip", "ShardEntry", "SourceEntry", "TokenizerEntry", "load_manifest", "save", "source_digest",
+    "source_uid", "verify_manifest",
+]  # fmt: skip
+
 FORMAT = 1
-ORDER_VERSION = 0
 FILE_NAME = "manifest.json"
 
 
@@ -42,12 +58,28 @@ class FileEntry(_Record):
 
 
 class ShardEntry(_Record):
-    """One shard. `files` has `tok` and `idx` (named `<name>.tok`, `<name>.idx`) and may have `docs`."""
+    """One shard. `files` has `tok` (or `arrow`), `idx`, `crc` (named `<name>.tok` ...), and may have `docs` and rows.
+
+    segments  where tokens stand in an Arrow file: (first token, byte), rising
+    rows      for each length that it is packed in, the rows of each of its groups
+    """
 
     name: str
     documents: int
     tokens: int
     files: dict[str, FileEntry]
+    segments: tuple[tuple[int, int], ...] = ()
+    rows: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+
+    @property
+    def token_kind(self) -> str:
+        """The kind of file that holds the tokens: `tok`, or `arrow`."""
+        return "arrow" if self.segments else "tok"
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where its tokens stand in that file, as `shard.TokenFile` takes it."""
+        return self.segments or ((0, 0),)
 
     def path(self, folder: Path, kind: str) -> Path:
         """Where the file of this kind lies."""
@@ -107,8 +139,17 @@ class FunnelStep(_Record):
     rejected: int = 0
 
 
+class Bucket(_Record):
+    """Which documents of a source are in this tier: those whose column is at least `low` and below `high`."""
+
+    of: str
+    by: str
+    low: float | None = None
+    high: float | None = None
+
+
 class SourceEntry(_Record):
-    """One source. `documents`, `tokens`, `text_bytes`, `lengths` are of `shards` alone; the holdout is not in them."""
+    """One source, or one quality tier of it. `documents`, `tokens`, `text_bytes`, `lengths` are of `shards` alone; the holdout is not in them."""
 
     uid: str
     digest: str
@@ -120,8 +161,19 @@ class SourceEntry(_Record):
     lengths: Lengths = Lengths()
     shards: tuple[ShardEntry, ...] = ()
     holdout: tuple[ShardEntry, ...] = ()
+    bucket: Bucket | None = None
     inputs: Inputs | None = None
     funnel: tuple[FunnelStep, ...] = ()
+
+    def packed(self) -> dict[int, Rows]:
+        """The packed rows by length: those lengths that every shard is packed in."""
+        lengths = set.intersection(*(set(shard.rows) for shard in self.shards)) if self.shards else set()
+        return {int(length): self._rows(length) for length in sorted(lengths, key=int)}
+
+    def _rows(self, length: str) -> Rows:
+        groups = [count for shard in self.shards for count in shard.rows[length]]
+        parts = (shard.files[rows_kind(int(length))].sha256 for shard in self.shards)
+        return Rows(np.array(groups, np.int64), digest(*parts))
 
 
 class TokenizerEntry(_Record):
@@ -176,7 +228,7 @@ class Manifest(_Record):
     """The whole of manifest.json."""
 
     format: Literal[1] = 1
-    order_version: Literal[0] = 0
+    order_version: Literal[1] = ORDER_VERSION
     name: str
     seed: int
     config_digest: str
@@ -204,14 +256,9 @@ class Manifest(_Record):
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
-def source_uid(name: str) -> str:
-    """What the data order knows a source by: 16 hex digits of the SHA-256 of its name."""
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
 def source_digest(shards: Sequence[ShardEntry]) -> str:
     """One digest over the content of the shards, in order; file names are not content."""
-    return digest(*(shard.files[kind].sha256 for shard in shards for kind in ("tok", "idx")))
+    return digest(*(shard.files[kind].sha256 for shard in shards for kind in (shard.token_kind, "idx")))
 
 
 def save(folder: Path, manifest: Manifest) -> Path:
@@ -249,8 +296,9 @@ def load_manifest(path: Path) -> Manifest:
 def verify_manifest(folder: Path, manifest: Manifest, deep: bool = False) -> list[Problem]:
     """What is wrong with the corpus in `folder`; an empty list is a clean bill.
 
-    Always: the numbers agree with each other; every file is there with its size. `deep` reads everything:
-    digests, lengths, ids in the vocabulary, one EOS per document. Each problem names file, stated and real value.
+    Always: the numbers agree with each other; every file is there with its size; the first and the last tokens of
+    every shard are those that were written. `deep` reads everything: digests, lengths, ids in the vocabulary, one EOS
+    per document, every token once in packed rows. Each problem names file, stated and real value.
     """
     found = _check_numbers(manifest)
     tokenizer = manifest.tokenizer
@@ -258,28 +306,44 @@ def verify_manifest(folder: Path, manifest: Manifest, deep: bool = False) -> lis
     if not tokenizer_file.is_file():
         found.append(Problem("D002", f"{tokenizer_file} is missing"))
     elif (real := sha256_file(tokenizer_file)) != tokenizer.sha256:
-        found.append(
-            Problem(
-                "D002", f"{tokenizer_file} has SHA-256 {real}, but the manifest states {tokenizer.sha256}"
-            )
-        )
+        message = f"{tokenizer_file} has SHA-256 {real}, but the manifest states {tokenizer.sha256}"
+        found.append(Problem("D002", message))
     for source in manifest.sources.values():
         for shard in (*source.shards, *source.holdout):
-            for kind, entry in sorted(shard.files.items()):
-                problem = check_file(shard.path(folder, kind), entry.facts, deep)
-                found += [] if problem is None else [problem]
-            if deep and _whole(folder, shard):
-                found += check_shard_content(
-                    folder / shard.name, shard.documents, shard.tokens, tokenizer.vocab_size, tokenizer.eos_id
-                )
+            found += _check_shard(folder, shard, tokenizer, deep)
     return found
 
 
+def _check_shard(folder: Path, shard: ShardEntry, tokenizer: TokenizerEntry, deep: bool) -> list[Problem]:
+    """What is wrong with the files of one shard."""
+    found: list[Problem] = []
+    for kind, entry in sorted(shard.files.items()):
+        problem = check_file(shard.path(folder, kind), entry.facts, deep)
+        found += [] if problem is None else [problem]
+    if not _whole(folder, shard):
+        return found
+    tok = shard.path(folder, shard.token_kind)
+    if not deep:
+        if "crc" in shard.files:
+            crc = shard.path(folder, "crc")
+            problem = check_marks(tok, crc, shard.tokens, token_dtype(tokenizer.vocab_size), shard.places)
+            found += [] if problem is None else [problem]
+        return found
+    numbers = (shard.documents, shard.tokens, tokenizer.vocab_size, tokenizer.eos_id)
+    content = check_shard_content(folder / shard.name, *numbers, tok, shard.places)
+    if not content:
+        lengths = read_index(shard.path(folder, "idx"), shard.tokens)["length"].astype(np.int64)
+        for length, groups in shard.rows.items():
+            content += check_rows(shard.path(folder, rows_kind(int(length))), int(length), groups, lengths)
+    return found + content
+
+
 def _whole(folder: Path, shard: ShardEntry) -> bool:
-    """Whether both files are there with their size, so that their content can be walked."""
-    files = {kind: shard.path(folder, kind) for kind in ("tok", "idx")}
-    return all(
-        path.is_file() and path.stat().st_size == shard.files[kind].bytes for kind, path in files.items()
+    """Whether the files are there with their size, so that their content can be walked."""
+    kinds = [kind for kind in shard.files if kind != "docs"]
+    return {"idx", shard.token_kind} <= set(kinds) and all(
+        (path := shard.path(folder, kind)).is_file() and path.stat().st_size == shard.files[kind].bytes
+        for kind in kinds
     )
 
 
@@ -303,11 +367,12 @@ def _check_numbers(manifest: Manifest) -> list[Problem]:
         if source.digest != source_digest(source.shards):
             found.append(Problem("D002", f"source {name} states another digest than that of its shards"))
         for shard in (*source.shards, *source.holdout):
-            bytes_of = {"tok": shard.tokens * dtype.itemsize, "idx": shard.documents * 20}
-            for kind, size in bytes_of.items():
+            bytes_of = {"tok": shard.tokens * dtype.itemsize, "idx": shard.documents * INDEX.itemsize}
+            for kind in ("idx", shard.token_kind, *(rows_kind(int(length)) for length in shard.rows)):
+                size = bytes_of.get(kind)
                 if kind not in shard.files:
                     found.append(Problem("D002", f"shard {shard.name} states no .{kind} file"))
-                elif shard.files[kind].bytes != size:
+                elif size is not None and shard.files[kind].bytes != size:
                     found.append(Problem("D002", f"shard {shard.name} states {shard.files[kind].bytes:,} bytes of "
                                                  f".{kind}, but its counts make {size:,}"))  # fmt: skip
     return found

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from stages.contract.interleave import Tree
+from stages.contract.names import source_uid
+from stages.contract.order import Meter, Stretch
 from stages.contract.problem import Problem, SpecError, Where
 from stages.contract.tree import Path
 from stages.contract.weights import (
@@ -33,7 +38,10 @@ MANY_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class MixedPhase:
-    """A phase in whole numbers. `samples` (sequences per source) add up to steps * batch."""
+    """A phase in whole numbers. `samples` (sequences per source) add up to planned * batch.
+
+    A phase that ends early (`until`) has fewer `steps` than it was `planned` for; `read` says what it reads.
+    """
 
     name: str
     steps: int
@@ -42,16 +50,27 @@ class MixedPhase:
     mix: dict[str, float]
     samples: dict[str, int]
     lr: float | None = None
+    planned: int = 0
+    read: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         """Token positions of the phase."""
         return self.steps * self.batch * self.seq_len
 
+    @property
+    def stretch(self) -> Stretch:
+        """The phase as the data order sees it, sources in the order of the request."""
+        used = None if self.steps == self.planned else self.steps
+        return Stretch(self.planned, self.batch, self.seq_len, tuple(self.samples.values()), used)
+
 
 @dataclass(frozen=True)
 class Use:
-    """What the run does with one source. Units are windows of the longest sequence length."""
+    """What the run does with one source. Units are windows of the longest sequence length, or packed rows.
+
+    Where phases have rows of several lengths, units are those of the last one.
+    """
 
     tokens: int  # stored
     units: int  # in one epoch
@@ -59,12 +78,14 @@ class Use:
     samples: int
     read: int  # positions
     drawn: int  # units, of all epochs
+    unit: int  # positions of one
+    stored: float  # stored tokens read: positions without pads
     limit: float | None
 
     @property
     def epochs(self) -> float:
-        """How often the source is read; positions over stored tokens."""
-        return self.read / self.tokens if self.tokens else 0.0
+        """How often the source is read; tokens read over stored tokens."""
+        return self.stored / self.tokens if self.tokens else 0.0
 
     @property
     def room(self) -> int | None:
@@ -129,23 +150,39 @@ def _count(request: Request, shapes: list[Shape], scale: float = 1.0) -> Mixture
     """
     phases: list[MixedPhase] = []
     wanted = 0.0
-    done = 0
+    done = steps_done = 0
     for i, shape in enumerate(shapes):
         step = shape.batch * shape.seq_len
         for share, mix in pieces_of(shapes, i):
             wanted += shape.tokens * share * scale
-            steps = max(0, round((wanted - done) / step))
+            planned = max(0, round((wanted - done) / step))
+            steps = planned if shape.until is None else max(0, min(planned, shape.until - steps_done))
             if steps:
-                done += steps * step
-                samples = _quotas(mix, steps * shape.batch)
-                phases.append(
-                    MixedPhase(shape.name, steps, shape.seq_len, shape.batch, mix, samples, shape.lr)
-                )
+                done, steps_done = done + steps * step, steps_done + steps
+                phases.append(_phase(shape, planned, steps, mix))
     if not phases:  # less than half a step in all
-        shape = shapes[-1]
-        samples = _quotas(shape.mix, shape.batch)
-        phases = [MixedPhase(shape.name, 1, shape.seq_len, shape.batch, shape.mix, samples, shape.lr)]
+        phases = [_phase(shapes[-1], 1, 1, shapes[-1].mix)]
     return _mixture(request, phases, max(shape.seq_len for shape in shapes))
+
+
+def _phase(shape: Shape, planned: int, steps: int, mix: dict[str, float]) -> MixedPhase:
+    samples = _quotas(mix, planned * shape.batch)
+    phase = MixedPhase(shape.name, steps, shape.seq_len, shape.batch, mix, samples, shape.lr, planned)
+    return replace(phase, read=_read(phase))
+
+
+def _read(phase: MixedPhase) -> dict[str, int]:
+    """The sequences of each source that the phase reads."""
+    if phase.steps == phase.planned:
+        return phase.samples
+    counts = _tree(phase).counts(phase.steps * phase.batch)
+    return dict(zip(phase.samples, counts.tolist(), strict=True))
+
+
+def _tree(phase: MixedPhase) -> Tree:
+    uids = [source_uid(name) for name in phase.samples]
+    rank = {uid: i for i, uid in enumerate(sorted(uids))}
+    return Tree(list(phase.samples.values()), [rank[uid] for uid in uids])
 
 
 def _quotas(mix: Mapping[str, float], slots: int) -> dict[str, int]:
@@ -162,22 +199,44 @@ def _quotas(mix: Mapping[str, float], slots: int) -> dict[str, int]:
     return whole
 
 
-def units_drawn(phase: MixedPhase, longest: int, source: str) -> int:
-    """How many units of `longest` tokens the sequences of a source in this phase are cut from."""
-    return -(-phase.samples[source] // (longest // phase.seq_len))
+def _units(request: Request, longest: int, seq_len: int) -> np.ndarray:
+    """Units of an epoch of each source in a phase of this length, int64 (S,)."""
+    if request.rows is None:
+        return np.array([tokens // longest for tokens in request.sources.values()], np.int64)
+    return np.array([request.rows[name].get(seq_len, 0) for name in request.sources], np.int64)
+
+
+def _take(request: Request, meter: Meter, phase: MixedPhase, longest: int) -> None:
+    """Reads a phase, so that the meter stands at its end."""
+    meter.begin(_units(request, longest, phase.seq_len))
+    early = phase.steps < phase.planned
+    ratio = 1 if request.rows is not None else longest // phase.seq_len
+    meter.read(phase.stretch, ratio, _tree(phase) if early else None)
 
 
 def _mixture(request: Request, phases: Sequence[MixedPhase], longest: int) -> Mixture:
+    meter = Meter(len(request.sources))
+    for phase in phases:
+        _take(request, meter, phase, longest)
+    if request.rows is None:
+        meter.begin(_units(request, longest, longest))
     uses = {}
-    for name, tokens in request.sources.items():
-        units = tokens // longest
+    for i, (name, tokens) in enumerate(request.sources.items()):
+        units = int(meter.units_S[i])
+        rows = request.rows[name] if request.rows is not None else {}
+        stored = sum(
+            phase.read[name] * (tokens / rows.get(phase.seq_len, 1) if rows else phase.seq_len) for phase in phases
+        )
+        last = next((phase.seq_len for phase in reversed(phases) if phase.read[name]), phases[-1].seq_len)
         uses[name] = Use(
             tokens=tokens,
             units=units,
-            unused=tokens - units * longest,
-            samples=sum(phase.samples[name] for phase in phases),
-            read=sum(phase.samples[name] * phase.seq_len for phase in phases),
-            drawn=sum(units_drawn(phase, longest, name) for phase in phases),
+            unused=0 if request.rows is not None else tokens - units * longest,
+            samples=sum(phase.read[name] for phase in phases),
+            read=sum(phase.read[name] * phase.seq_len for phase in phases),
+            drawn=int(meter.end_S[i]),
+            unit=longest if request.rows is None else last,
+            stored=stored,
             limit=request.limit_of(name),
         )
     return Mixture(tuple(phases), longest, uses, ())
@@ -196,7 +255,7 @@ def _too_small(mixture: Mixture, at: At) -> list[Problem]:
                 repairs.insert(0, f"lower the sequence length to {1 << (use.tokens.bit_length() - 1):_}")
             found.append(
                 Problem("M001", f"{name} has {use.tokens:,} tokens, which is less than one sequence of "
-                                f"{mixture.longest:,}", at(MIX), tuple(repairs))
+                                f"{use.unit:,}", at(MIX), tuple(repairs))
             )  # fmt: skip
     return found
 
@@ -225,7 +284,8 @@ def _exhausted(request: Request, mixture: Mixture, name: str, at: At) -> Problem
     """M001 with what would make it right, computed: limit, tokens of the run, weight."""
     use = mixture.uses[name]
     assert use.room is not None
-    held = f"it has {use.tokens:,} and may be read {use.limit or 0:g} times ({use.room * mixture.longest:,})"
+    most = min(use.room * use.unit, round((use.limit or 0) * use.tokens))
+    held = f"it has {use.tokens:,} and may be read {use.limit or 0:g} times ({most:,})"
     path: Path = ("data", "repeat_limits", name) if name in request.limits else ("data", "repeat_limit")
     needed = math.ceil(use.drawn / use.units * 100) / 100
     while math.floor(needed * use.units) < use.drawn:
@@ -243,9 +303,9 @@ def _lower_weight(mixture: Mixture, name: str) -> list[str]:
     """The weight at which the source would last, in the phase that asks most of it."""
     use = mixture.uses[name]
     assert use.room is not None
-    phase = max(mixture.phases, key=lambda one: one.samples[name] * one.seq_len)
+    phase = max(mixture.phases, key=lambda one: one.read[name] * one.seq_len)
     here = sum(one.tokens for one in mixture.phases if one.name == phase.name)
-    too_many = (use.drawn - use.room) * mixture.longest
+    too_many = (use.drawn - use.room) * use.unit
     weight = math.floor((phase.mix[name] - too_many / here) * 1000) / 1000
     if weight <= 0:
         return []
@@ -254,20 +314,25 @@ def _lower_weight(mixture: Mixture, name: str) -> list[str]:
 
 def _redistribute(request: Request, mixture: Mixture, at: At) -> tuple[Mixture, Problem]:
     """Each source stops at its limit; from there on the others of the phase take its place, by weight."""
-    left = {name: use.room for name, use in mixture.uses.items()}
+    meter = Meter(len(request.sources))
     phases = []
     for phase in mixture.phases:
-        ratio = mixture.longest // phase.seq_len
-        samples = _fill(phase, {name: None if room is None else room * ratio for name, room in left.items()})
+        meter.begin(_units(request, mixture.longest, phase.seq_len))
+        ratio = 1 if request.rows is not None else mixture.longest // phase.seq_len
+        room: dict[str, int | None] = {}
+        for i, name in enumerate(request.sources):
+            limit = request.limit_of(name)
+            left = None if limit is None else math.floor(limit * int(meter.units_S[i])) - int(meter.end_S[i])
+            room[name] = None if left is None else max(0, left) * ratio
+        samples = _fill(phase, room)
         if samples is None:
             raise SpecError(
                 Problem("M001", f"in phase {phase.name} no source is left that may be read again",
                         at(ON_EXHAUST), ("raise data.repeat_limit", "lower data.total_tokens"))
             )  # fmt: skip
         phase = replace(phase, samples=samples)
-        for name, room in left.items():
-            if room is not None:
-                left[name] = room - units_drawn(phase, mixture.longest, name)
+        phase = replace(phase, read=_read(phase))
+        _take(request, meter, phase, mixture.longest)
         phases.append(phase)
     changed = _mixture(request, phases, mixture.longest)
     moves = [
@@ -284,7 +349,7 @@ def _fill(phase: MixedPhase, room: Mapping[str, int | None]) -> dict[str, int] |
     fixed: dict[str, int] = {}
     while True:
         open_mix = {name: weight for name, weight in phase.mix.items() if name not in fixed and weight > 0}
-        slots = phase.steps * phase.batch - sum(fixed.values())
+        slots = phase.planned * phase.batch - sum(fixed.values())
         if not open_mix:
             return {name: fixed.get(name, 0) for name in phase.mix} if slots == 0 else None
         samples = _quotas(open_mix, slots)

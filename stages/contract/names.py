@@ -42,6 +42,11 @@ def digest(*parts: bytes | str) -> str:
     return state.hexdigest()
 
 
+def source_uid(name: str) -> str:
+    """What the data order knows a source by: 16 hex digits of the SHA-256 of its name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 def check_source_name(name: str) -> str | None:
     """What is wrong with the name of a source, as a sentence; None if nothing is.
 

@@ -1,4 +1,8 @@
-"""A shard on disk: `NNNNN.tok` (raw little-endian token ids) and `NNNNN.idx` (one record per document).
+"""A shard on disk: `NNNNN.tok` (raw little-endian token ids), `NNNNN.idx` (one record per document), `NNNNN.crc`.
+
+The last holds one CRC-32 for each 64 KiB of tokens, so that a reader of a few tokens can tell that they are those that
+were written without reading the rest. In the layout `arrow` the tokens stand in an Arrow file instead of `.tok`; the
+manifest says at which bytes, so that they are read in the same way, without Arrow.
 
 Documents stand back to back and each ends with exactly one EOS, so the length of a document counts its EOS.
 Boundaries are read from `.idx`, never found by scanning. Nothing is ever cast in silence: an id that the
@@ -9,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +29,10 @@ from stages.contract.problem import Problem, RunError
 
 #: One record per document: tokens including the EOS, and the 16-byte document id.
 INDEX = np.dtype([("length", "<u4"), ("id", "V16")])
+
+#: Bytes of tokens that one checksum is over, and the type of it.
+BLOCK = 1 << 16
+CHECKSUM = np.dtype("<u4")
 
 #: Largest vocabulary whose ids fit two bytes.
 SMALL_VOCABULARY = 65_536
@@ -52,6 +62,7 @@ class ShardFacts:
     largest_id: int
     tok: FileFacts
     idx: FileFacts
+    crc: FileFacts
 
 
 @dataclass(frozen=True)
@@ -69,34 +80,68 @@ class Documents:
 
 
 def write_shard(base: Path, batches: Iterable[Documents], vocab_size: int, eos_id: int) -> ShardFacts:
-    """Writes `<base>.tok` and `<base>.idx` and returns what is in them.
+    """Writes `<base>.tok`, `<base>.idx` and `<base>.crc` and returns what is in them.
 
-    Both files appear under their names only when complete. Raises ValueError on an id outside the vocabulary,
+    The files appear under their names only when complete. Raises ValueError on an id outside the vocabulary,
     a length that does not fit, or a document that does not hold exactly one EOS, at its end: each of these is a
     fault of the caller, never of the text.
     """
     dtype = token_dtype(vocab_size)
     documents = tokens = 0
     largest = -1
-    tok, idx = Path(f"{base}.tok"), Path(f"{base}.idx")
+    checksums = Checksums()
     with ExitStack() as stack:
-        tok_out = _Hashing(stack.enter_context(atomic_file(tok)))
-        idx_out = _Hashing(stack.enter_context(atomic_file(idx)))
+        tok, idx, crc = (
+            _Hashing(stack.enter_context(atomic_file(Path(f"{base}.{kind}")))) for kind in ("tok", "idx", "crc")
+        )
         for batch in batches:
             if len(batch.lengths) == 0:
                 continue
-            largest = max(largest, _check_documents(batch, vocab_size, eos_id))
-            tok_out.write(np.ascontiguousarray(batch.tokens.astype(dtype, copy=False)).tobytes())
-            records = np.empty(len(batch.lengths), INDEX)
-            records["length"] = batch.lengths
-            records["id"] = batch.ids
-            idx_out.write(records.tobytes())
-            documents += len(records)
+            largest = max(largest, check_documents(batch, vocab_size, eos_id))
+            data = np.ascontiguousarray(batch.tokens.astype(dtype, copy=False)).tobytes()
+            checksums.add(data)
+            tok.write(data)
+            idx.write(index_records(batch).tobytes())
+            documents += len(batch.lengths)
             tokens += len(batch.tokens)
-    return ShardFacts(documents, tokens, largest, tok_out.facts(), idx_out.facts())
+        crc.write(checksums.table())
+    return ShardFacts(documents, tokens, largest, tok.facts(), idx.facts(), crc.facts())
 
 
-def _check_documents(batch: Documents, vocab_size: int, eos_id: int) -> int:
+def index_records(batch: Documents) -> np.ndarray:
+    """The records of `.idx` for these documents, dtype INDEX."""
+    records = np.empty(len(batch.lengths), INDEX)
+    records["length"] = batch.lengths
+    records["id"] = batch.ids
+    return records
+
+
+class Checksums:
+    """CRC-32 of each `BLOCK` bytes of what goes through, whatever the cuts."""
+
+    def __init__(self) -> None:
+        self._done: list[int] = []
+        self._open = 0  # checksum of the block that is being filled
+        self._filled = 0  # bytes of it
+
+    def add(self, data: bytes) -> None:
+        """The bytes that follow."""
+        view = memoryview(data)
+        while len(view):
+            part = view[: BLOCK - self._filled]
+            self._open = zlib.crc32(part, self._open)
+            self._filled += len(part)
+            view = view[len(part) :]
+            if self._filled == BLOCK:
+                self._done.append(self._open)
+                self._open = self._filled = 0
+
+    def table(self) -> bytes:
+        """The content of `.crc`: u32 for each block, the last of which may be short."""
+        return np.array([*self._done, *([self._open] if self._filled else [])], CHECKSUM).tobytes()
+
+
+def check_documents(batch: Documents, vocab_size: int, eos_id: int) -> int:
     """The largest id of the batch. ValueError where it breaks the format."""
     tokens, lengths = batch.tokens, batch.lengths
     if tokens.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
@@ -136,11 +181,16 @@ class _Hashing:
 
 
 class TokenFile:
-    """An open `.tok` file, read by `pread`, so that threads may share it."""
+    """An open file of tokens, read by `pread`, so that threads may share it.
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
+    segments  (first token, byte where it stands), rising: the places of its tokens; `.tok` has all from byte 0 on
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, segments: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
         self.path = path
         self.dtype = dtype
+        self._firsts = [first for first, _ in segments]
+        self._places = [place for _, place in segments]
         try:
             self._fd = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -148,19 +198,35 @@ class TokenFile:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from token number `start`, in the dtype of the file. RunError when it is too short."""
-        width = self.dtype.itemsize
-        want = count * width
-        data = os.pread(self._fd, want, start * width)
-        while len(data) < want:  # one pread may legally return less
-            more = os.pread(self._fd, want - len(data), start * width + len(data))
-            if not more:
+        out = np.empty(count, self.dtype)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Fills `out` (the dtype of the file) with the tokens from number `start` on. RunError when it is too short."""
+        if len(self._firsts) == 1:
+            self._fill(self._places[0] + start * self.dtype.itemsize, memoryview(out).cast("B"), start)
+            return
+        done = 0
+        while done < len(out):
+            i = bisect_right(self._firsts, start + done) - 1
+            until = self._firsts[i + 1] if i + 1 < len(self._firsts) else start + len(out)
+            size = min(len(out) - done, until - start - done)
+            at = self._places[i] + (start + done - self._firsts[i]) * self.dtype.itemsize
+            self._fill(at, memoryview(out[done : done + size]).cast("B"), start)
+            done += size
+
+    def _fill(self, at: int, view: memoryview, start: int) -> None:
+        """The bytes from `at` on; one pread may legally return less than it was asked for."""
+        end = at + len(view)
+        got = os.preadv(self._fd, [view], at)
+        while got < len(view):
+            view = view[got:]
+            got = os.preadv(self._fd, [view], end - len(view))
+            if not got:
                 size = os.fstat(self._fd).st_size
-                raise RunError(
-                    Problem("D002", f"{self.path} is too short: tokens {start:,} to {start + count:,} need "
-                                    f"{(start + count) * width:,} bytes, it has {size:,}")
-                )  # fmt: skip
-            data += more
-        return np.frombuffer(data, self.dtype)
+                message = f"{self.path} is too short: tokens from {start:,} on end at byte {end:,}, it has {size:,}"
+                raise RunError(Problem("D002", message))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -174,6 +240,43 @@ class TokenFile:
         self.close()
 
 
+class Guard:
+    """Checks blocks of a file of tokens against their checksums when they are read for the first time."""
+
+    def __init__(self, path: Path, tokens: int, dtype: np.dtype) -> None:
+        """path  of `.crc`; RunError when it cannot be read or is not of this many tokens"""
+        self._block = BLOCK // dtype.itemsize
+        self._tokens = tokens
+        self._wanted = _read_checksums(path, tokens * dtype.itemsize)
+        self._unseen = bytearray(b"\1" * len(self._wanted))
+
+    def check(self, file: TokenFile, start: int, count: int) -> None:
+        """Reads and checks the blocks that hold these tokens and were not checked before. RunError names the file."""
+        high = (start + count - 1) // self._block + 1
+        block = self._unseen.find(1, start // self._block, high)
+        while block >= 0:
+            first = block * self._block
+            size = min(self._block, self._tokens - first)
+            if zlib.crc32(file.read(first, size).data) != self._wanted[block]:
+                message = f"{file.path} is damaged: tokens {first:,} to {first + size:,} are not those that were written"
+                repairs = ("copy the file again from where it came, or make it again with `pipeline build`",)
+                raise RunError(Problem("D002", message, repairs=repairs))
+            self._unseen[block] = 0
+            block = self._unseen.find(1, block + 1, high)
+
+
+def _read_checksums(path: Path, size: int) -> np.ndarray:
+    """The checksums in a `.crc` file for `size` bytes of tokens. RunError when it has others."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror}")) from error
+    wanted = -(-size // BLOCK) * CHECKSUM.itemsize
+    if len(data) != wanted:
+        raise RunError(Problem("D002", f"{path} has {len(data):,} bytes; checksums of {size:,} bytes take {wanted:,}"))
+    return np.frombuffer(data, CHECKSUM)
+
+
 def read_tokens(path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarray:
     """`count` tokens of a `.tok` file from token number `start`. RunError when they are not there."""
     with TokenFile(path, dtype) as file:
@@ -181,26 +284,20 @@ def read_tokens(path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarr
 
 
 def read_index(path: Path, tokens: int) -> np.ndarray:
-    """The records (dtype INDEX) of an `.idx` file. RunError when their lengths do not add up to `tokens`."""
+    """The records (dtype INDEX) of an `.idx` file, memory-mapped. RunError when their lengths do not add up to `tokens`."""
     try:
-        data = path.read_bytes()
+        size = path.stat().st_size
+        whole = size % INDEX.itemsize == 0
+        records = np.asarray(np.memmap(path, INDEX, "r")) if size and whole else np.empty(0, INDEX)
     except OSError as error:
         raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror}")) from error
-    if len(data) % INDEX.itemsize:
-        raise RunError(
-            Problem(
-                "D002",
-                f"{path} has {len(data):,} bytes, which is no whole number of {INDEX.itemsize}-byte records",
-            )
-        )
-    records = np.frombuffer(data, INDEX)
+    if not whole:
+        message = f"{path} has {size:,} bytes, which is no whole number of {INDEX.itemsize}-byte records"
+        raise RunError(Problem("D002", message))
     total = int(records["length"].sum(dtype=np.int64))
     if total != tokens:
-        raise RunError(
-            Problem(
-                "D002", f"lengths in {path} add up to {total:,} tokens, but the manifest states {tokens:,}"
-            )
-        )
+        message = f"lengths in {path} add up to {total:,} tokens, but the manifest states {tokens:,}"
+        raise RunError(Problem("D002", message))
     return records
 
 
@@ -217,14 +314,33 @@ def check_file(path: Path, expected: FileFacts, deep: bool) -> Problem | None:
     return None
 
 
+def check_marks(tok: Path, crc: Path, tokens: int, dtype: np.dtype, segments: Sequence[tuple[int, int]]) -> Problem | None:
+    """What is wrong with the first and the last block of a file of tokens: a foreign file of the same size shows here."""
+    try:
+        guard = Guard(crc, tokens, dtype)
+        with TokenFile(tok, dtype, segments) as file:
+            for start in {0, tokens - 1} if tokens else ():
+                guard.check(file, start, 1)
+    except RunError as error:
+        return error.problems[0]
+    return None
+
+
 def check_shard_content(
-    base: Path, documents: int, tokens: int, vocab_size: int, eos_id: int
+    base: Path,
+    documents: int,
+    tokens: int,
+    vocab_size: int,
+    eos_id: int,
+    tok: Path | None = None,
+    segments: Sequence[tuple[int, int]] = ((0, 0),),
 ) -> list[Problem]:
-    """What is wrong inside `<base>.tok` and `<base>.idx`, both of the right size.
+    """What is wrong inside the tokens (`<base>.tok`, or `tok`) and `<base>.idx`, both of the right size.
 
     Reads every token: lengths add up, ids are in the vocabulary, each document holds one EOS, at its end.
     """
     dtype = token_dtype(vocab_size)
+    tok = tok or Path(f"{base}.tok")
     try:
         records = read_index(Path(f"{base}.idx"), tokens)
     except RunError as error:
@@ -239,7 +355,7 @@ def check_shard_content(
     ends = np.cumsum(records["length"], dtype=np.int64)
     largest, eos_total, eos_at_end = -1, 0, 0
     block = 1 << 24
-    with TokenFile(Path(f"{base}.tok"), dtype) as file:
+    with TokenFile(tok, dtype, segments) as file:
         for start in range(0, tokens, block):
             part = file.read(start, min(block, tokens - start))
             largest = max(largest, int(part.max()))
@@ -250,12 +366,12 @@ def check_shard_content(
     if largest >= vocab_size:
         found.append(
             Problem(
-                "D003", f"{base}.tok holds id {largest:,}, which a vocabulary of {vocab_size:,} does not have"
+                "D003", f"{tok} holds id {largest:,}, which a vocabulary of {vocab_size:,} does not have"
             )
         )
     if eos_total != len(records) or eos_at_end != len(records):
         found.append(
-            Problem("D002", f"{base}.tok has {eos_total:,} end tokens, {eos_at_end:,} of them at the end of a "
+            Problem("D002", f"{tok} has {eos_total:,} end tokens, {eos_at_end:,} of them at the end of a "
                             f"document, but {base}.idx has {len(records):,} documents")
         )  # fmt: skip
     return found

@@ -72,6 +72,14 @@ class Phase(Model):
         float | None,
         Field(description="Peak learning rate in this phase: the schedule is scaled to it.", gt=0),
     ] = None
+    until: Annotated[
+        Count | None,
+        Field(
+            description="End the phase at this step of the run, before its planned end; what it leaves over goes to "
+            "the phase behind it. For a change of the mixture during a run.",
+            gt=0,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class Request:
     """What is asked for.
 
     sources        stored tokens of each source there is, in manifest order
+    rows           rows of each source by length, when packed rows are read
     total_tokens   positions of the run; None when every phase states its tokens
     seq_len, global_tokens   of phases that state none of their own
     mix            of phases that state none; with phases that do, it is checked against their average
@@ -95,6 +104,7 @@ class Request:
     limits: Mapping[str, float] = field(default_factory=dict)
     on_exhaust: OnExhaust = "error"
     mix_is_default: bool = False  # `mix` comes from the manifest: no check against the phases
+    rows: Mapping[str, Mapping[int, int]] | None = None  # packed rows of each length; None: windows are read
 
     def limit_of(self, source: str) -> float | None:
         """How often the source may be read; None is no limit. A limit on `web` holds for each bucket of it."""
@@ -128,6 +138,7 @@ class Shape:
     mix: dict[str, float]
     ramp: float
     lr: float | None
+    until: int | None = None
 
 
 def shape_of(request: Request, at: At) -> list[Shape]:
@@ -154,21 +165,39 @@ def shape_of(request: Request, at: At) -> list[Shape]:
             )
         seq_len = phase.seq_len or request.seq_len
         batch = max(1, round((phase.global_tokens or request.global_tokens) / seq_len))
-        shapes.append(Shape(phase.name, amount, seq_len, batch, mix or {}, phase.ramp, phase.lr))
+        shapes.append(Shape(phase.name, amount, seq_len, batch, mix or {}, phase.ramp, phase.lr, phase.until))
     longest = max(shape.seq_len for shape in shapes)
     for i, shape in enumerate(shapes):
-        if longest % shape.seq_len:
+        if request.rows is None and longest % shape.seq_len:
             problems.append(
                 Problem("C005", f"phase {shape.name} has sequences of {shape.seq_len:,}, which do not divide the "
                                 f"longest, {longest:,}", at((*PHASES, i, "seq_len")),
                         tuple(f"write {longest // n:_}" for n in _near_divisors(longest, shape.seq_len)))
             )  # fmt: skip
     problems += _forgotten(request, at)
+    problems += _not_packed(request, shapes, at)
     if overall is not None and request.phases and not request.mix_is_default and not problems:
         problems += _average(overall, shapes, at)
     if problems:
         raise SpecError(*problems)
     return shapes
+
+
+def _not_packed(request: Request, shapes: list[Shape], at: At) -> list[Problem]:
+    """Lengths of phases that sources with a weight there have no rows of."""
+    found = []
+    for length in dict.fromkeys(shape.seq_len for shape in shapes) if request.rows is not None else ():
+        read = {name for shape in shapes if shape.seq_len == length for name, w in shape.mix.items() if w}
+        lacking = [name for name in request.sources if name in read and length not in request.rows[name]]
+        if lacking:
+            there = sorted({one for name in lacking for one in request.rows[name]})
+            has = f"only of {', '.join(f'{one:,}' for one in there)}" if there else "of no length"
+            found.append(
+                Problem("P002", f"data.packing is best-fit, but {', '.join(lacking)} have no rows of {length:,}, {has}",
+                        at(("data", "packing")),
+                        (f"run pipeline pack MANIFEST --length {length}", "write data.packing: concat"))
+            )  # fmt: skip
+    return found
 
 
 def _near_divisors(longest: int, seq_len: int) -> list[int]:
@@ -184,8 +213,11 @@ def _phase_tokens(request: Request, phases: list[Phase], at: At, problems: list[
             problems.append(
                 Problem("C017", f"phase {phase.name} has both a share and tokens", at((*PHASES, i, "tokens")))
             )
-    open_phases = [i for i, phase in enumerate(phases) if phase.share is None and phase.tokens is None]
-    if total is None and (open_phases or any(phase.tokens is None for phase in phases)):
+    # What a phase with `until` leaves over goes to the one behind it, which then may state no size.
+    heirs = {i for i, phase in enumerate(phases) if i and phases[i - 1].until is not None}
+    sizeless = [i for i, phase in enumerate(phases) if phase.share is None and phase.tokens is None]
+    open_phases = [i for i in sizeless if i not in heirs]
+    if total is None and (open_phases or any(p.tokens is None for i, p in enumerate(phases) if i not in heirs)):
         problems.append(
             Problem("P002", "data.total_tokens is missing, and not every phase states its tokens", at(PHASES))
         )

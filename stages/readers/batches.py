@@ -40,14 +40,16 @@ class Pending:
         yield pending.take()
     pending.add(record, *row)
     … and in the end: yield from pending.rest()
+
+    Pages of the web (`web`) always have their meta: where they come from is not among the fields of a record.
     """
 
-    def __init__(self, where: FileSlice, settings: ReadSettings) -> None:
+    def __init__(self, where: FileSlice, settings: ReadSettings, web: bool = False) -> None:
         self.taken = 0  # documents handed over or held
         self._uri = where.uri
         self._source = settings.source
         self._limit = settings.batch_bytes
-        self._keeps_meta = bool(settings.keep_meta)
+        self._keeps_meta = web or bool(settings.keep_meta)
         self._clear()
 
     def _clear(self) -> None:

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 #: Values of `format` in a source.
-FORMATS: Final = ("jsonl", "json", "parquet", "arrow", "text", "lines", "tree")
+FORMATS: Final = ("jsonl", "json", "parquet", "arrow", "text", "lines", "tree", "warc", "wet", "html")
 
 #: Suffix -> compression. Read everywhere but in Parquet and Arrow, which compress inside.
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -16,6 +16,7 @@ _SUFFIXES: Final = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl", ".json": "json",
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "arrow", ".arrows": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".warc": "warc", ".arc": "warc", ".wet": "wet", ".html": "html", ".htm": "html", ".xhtml": "html",
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".mdown": "text", ".rst": "text",
 }  # fmt: skip
 
@@ -50,6 +51,8 @@ def guess_format(uri: str) -> str | None:
     plain = without_compression(base)
     found = _SUFFIXES.get(os.path.splitext(plain)[1].lower())
     if found in ("parquet", "arrow") and plain != base:
+        return None
+    if plain.lower().endswith(".warc.wat"):  # metadata of an archive; elsewhere .wat is code
         return None
     if found is None and is_code(plain):
         return "text"

@@ -21,7 +21,8 @@ def read_slice(
 
     A `Reject` comes for each record not taken, somewhere before the batch of the records behind it. A file
     that cannot be read to its end gives its good documents and then a `Damaged`, the last thing yielded.
-    `counters` gets `bytes` (decompressed, of the slice), `blank-lines` and `surrogates-replaced` added.
+    `counters` gets `bytes` (decompressed, of the slice), `blank-lines` and `surrogates-replaced` added, and what
+    the reader of web archives counts (`warc.read_warc`).
 
     Raises ValueError if the format is unknown or the settings cannot be meant, OSError if the file cannot
     be opened or the disk fails.
@@ -52,4 +53,12 @@ def read_slice(
         from stages.readers.text import read_lines
 
         return read_lines(where, settings, counters)
+    if kind in ("warc", "wet"):
+        from stages.readers.warc import read_warc
+
+        return read_warc(where, settings, counters)
+    if kind == "html":
+        from stages.readers.html import read_html
+
+        return read_html(where, settings, counters)
     raise ValueError(f"no reader for {where.uri!r}; set `format` to one of {', '.join(FORMATS)}")

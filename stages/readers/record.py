@@ -18,6 +18,10 @@ REJECT_REASONS: dict[str, str] = {
     "not-utf8": "the bytes are not valid UTF-8",
     "too-large": "the text is larger than `max_document`",
     "binary": "a file of a source tree holds NUL bytes",
+    "not-html": "a record of a web archive holds neither a page nor plain text",
+    "http-status": "the server answered with an error or a redirection",
+    "bad-coding": "the body of a response is compressed in a way that cannot be undone here",
+    "damaged-record": "a record of a web archive cannot be read; those behind it can",
 }
 
 #: Why a file, or the rest of it, cannot be read -> what that means.
@@ -58,6 +62,7 @@ class ReadSettings:
     messages      name of a chat template (`template.CHAT`): the field holds a list of messages
     id            field of the user's own id; it may be missing
     keep_meta     fields carried along as a JSON object
+    encoding      of `format: text`; "auto" has it told by statistics where the bytes are not UTF-8
     on_damaged    what the caller does with a `Damaged`; readers only report it
     max_document  bytes of UTF-8 of one text
     batch_bytes   a batch closes before it holds more text than this; a larger document is alone in its batch
@@ -69,6 +74,7 @@ class ReadSettings:
     messages: str | None = None
     id: str = "id"
     keep_meta: tuple[str, ...] = ()
+    encoding: Literal["utf-8", "auto"] = "utf-8"
     on_damaged: Literal["skip", "stop", "keep-good-part"] = "skip"
     max_document: int = 64 * MIB
     batch_bytes: int = 8 * MIB

@@ -78,7 +78,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-class _Decoder(Protocol):
+class Decoder(Protocol):
     """One member of a compressed file."""
 
     @property
@@ -96,8 +96,8 @@ class _Decoder(Protocol):
         ...
 
 
-class _Gzip:
-    """Keeps a copy of its state before each step, so that a checksum error loses nothing before it."""
+class GzipMember:
+    """One gzip member. Keeps a copy of its state before each step, so that a checksum error loses nothing before it."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(31)
@@ -136,9 +136,12 @@ def _bytewise(inflate: Any, data: bytes) -> Iterator[bytes]:
             yield piece
 
 
-class _Zstd:
-    def __init__(self) -> None:
-        self._decompress = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+class ZstdFrame:
+    """One zstd frame; `dictionary` is what it may refer to."""
+
+    def __init__(self, dictionary: zstandard.ZstdCompressionDict | None = None) -> None:
+        context = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 31)
+        self._decompress = context.decompressobj()
         self._step = _ZSTD_FIRST
         self._unused = b""
 
@@ -185,9 +188,9 @@ class _Stepwise:
                 return
 
 
-_DECODERS: dict[str, Callable[[], _Decoder]] = {
-    "gzip": _Gzip,
-    "zstd": _Zstd,
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "gzip": GzipMember,
+    "zstd": ZstdFrame,
     "bz2": lambda: _Stepwise(bz2.BZ2Decompressor()),
     "xz": lambda: _Stepwise(lzma.LZMADecompressor()),
 }
@@ -198,7 +201,7 @@ _PADDED = ("gzip", "xz")
 
 
 def _members(file: BinaryIO, kind: str) -> Iterator[bytes]:
-    decoder: _Decoder | None = None
+    decoder: Decoder | None = None
     finished = 0
     while data := file.read(_STORED_BLOCK):
         while data:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from stages.readers.batches import Pending, too_large
+from stages.readers.charset import decode
 from stages.readers.fields import Counters, count
 from stages.readers.lines import check_head, line_pieces
 from stages.readers.record import KIB, Damaged, DamagedStream, FileSlice, ReadSettings, Reject
@@ -27,6 +28,8 @@ def read_text(
     where: FileSlice, settings: ReadSettings, counters: Counters, tree: bool = False
 ) -> Iterator[pa.RecordBatch | Reject | Damaged]:
     """One document: the whole file, record 0. UTF-8, or what its byte-order mark says; the mark is left out.
+
+    With `encoding: auto` it is what statistics say where the bytes are not UTF-8 (`charset.decode`; `web` extra).
 
     In a source tree (`tree`) a file with NUL bytes near its start is rejected as binary.
     """
@@ -53,7 +56,7 @@ def read_text(
         yield Reject(where.uri, 0, 1, "binary", f"a NUL byte at byte {data.index(0)}")
         return
     try:
-        text = data.decode(encoding)
+        text = _text(data, encoding, settings, counters)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1 if encoding.startswith("utf-8") else None
         yield Reject(where.uri, 0, line, "not-utf8", f"byte {error.start} as {encoding}: {error.reason}")
@@ -61,6 +64,16 @@ def read_text(
     pending = Pending(where, settings)
     pending.add(0, text, size, None, None)  # alone in its batch, so its size decides nothing
     yield from pending.rest()
+
+
+def _text(data: bytes, encoding: str, settings: ReadSettings, counters: Counters) -> str:
+    """Raises UnicodeDecodeError."""
+    if settings.encoding == "auto":
+        found = decode(data)
+        if found is not None:
+            count(counters, "sequences-replaced", found.replaced)
+            return found.text
+    return data.decode(encoding)
 
 
 def read_lines(

@@ -1,16 +1,17 @@
 """The one definition of a word, for every script, and what is counted with it.
 
-A word is a run of letters, digits and marks in scripts that separate words by spaces; an apostrophe before a
-letter and a point or comma between two digits belong to it. In scripts that do not, each unit is a word: one Han character or kana; one Thai, Lao, Khmer or
-Myanmar consonant with its vowels and marks. So a 5-gram of words is a 5-gram of characters in Chinese.
-`table.py` has the classes of characters, `kernels.py` the compiled scanner.
+A word is a run of letters, digits and marks in scripts that separate words by spaces; an apostrophe before a letter and
+a point or comma between two digits belong to it. In scripts that do not, each unit is a word: one Han character or kana;
+one Thai, Lao, Khmer or Myanmar consonant with its vowels and marks. So a 5-gram of words is a 5-gram of characters in
+Chinese.
+`table.py` has the classes of characters, `kernels.py` the definition, compiled, `scan.py` the fast way to the hashes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from stages.text import kernels
+from stages.text import kernels, scan
 
 #: Unicode version and digest of the character table: part of the recipe of each stage that counts words.
 VERSION = kernels.VERSION
@@ -27,7 +28,7 @@ def word_hashes(data_U8: np.ndarray, offsets_N1: np.ndarray) -> Buffers:
     """
     word_offsets_N1 = np.zeros(len(offsets_N1), np.int64)
     room = np.empty(int(((np.diff(offsets_N1) + 1) // 2).sum()), np.uint64)
-    total = kernels.hash_words(data_U8, offsets_N1, kernels.CLASSES, kernels.LOWER, room, word_offsets_N1)
+    total = scan.hash_words(data_U8, offsets_N1, kernels.CLASSES, kernels.LOWER, room, word_offsets_N1)
     return room[:total].copy(), word_offsets_N1
 
 

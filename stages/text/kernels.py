@@ -1,7 +1,7 @@
-"""Compiled building blocks over UTF-8 bytes: decoding, the word scanner, word hashes.
+"""Compiled building blocks over UTF-8 bytes: decoding, what a word is, hashes of shingles.
 
 All kernels take the buffers of an Arrow `large_string` array (`document.text_buffers`): bytes_U8 and offsets_N1.
-Hashes are 64-bit, defined here alone, and never change without a new `version` in the stages that store them.
+Hashes are 64-bit, those of words defined in `scan.py`, and never change without a new `version` in the stages that store them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 
 @njit(cache=True, nogil=True)
 def decode(data, i, end):
-    """`(code point, index behind it)` at byte i < end. Bytes that are not UTF-8 count one by one as U+FFFD."""
+    """`(code point, index behind it)` at byte i < end. The bytes are UTF-8, as Arrow strings are; from
+    broken ones comes some code point, and no read behind `end`."""
     lead = np.int64(data[i])
     if lead < 0x80:
         return lead, i + 1
@@ -111,6 +112,10 @@ def _end_of_run(data, i, end, first):
 @njit(cache=True, nogil=True)
 def _end_of_word(data, i, end, classes, digit):
     while i < end:
+        if data[i] < 0x80 and np.int64(classes[data[i]]) & CLASS == WORD:
+            digit = data[i] <= 0x39
+            i += 1
+            continue
         code, after = decode(data, i, end)
         kind = np.int64(classes[code]) & CLASS
         if kind in (WORD, MARK, IGNORE):
@@ -141,93 +146,6 @@ def _end_of_unit(data, i, end, classes, joining):
             break
         i = after
     return i
-
-
-@njit(cache=True, nogil=True)
-def word_hash(data, start, stop, classes, lower):
-    """Hash of a token in lower case: U+2019 counts as an apostrophe, ignored characters do not count."""
-    state = _SEED
-    while start < stop:
-        code, start = decode(data, start, stop)
-        if code < 0x80:
-            if 0x41 <= code <= 0x5A:
-                code += 0x20
-        elif code == 0x2019:
-            code = np.int64(0x27)
-        elif code < CASED:
-            if np.int64(classes[code]) & CLASS == IGNORE:
-                continue
-            code = np.int64(lower[code])
-        state = absorb(state, code)
-    return mix(state)
-
-
-@njit(cache=True, nogil=True)
-def _ascii_word(data, i, end, classes):
-    """`(hash state, stop)` of the ASCII word at byte i; stop is i when `next_token` has to look at it."""
-    start = i
-    state = _SEED
-    while i < end:
-        code = np.int64(data[i])
-        if code >= 0x80 or code == 0x27 or code == 0x2C or code == 0x2E:
-            if code >= 0x80 or (i + 1 < end and np.int64(classes[data[i + 1]]) & CLASS != SPACE):
-                return state, start  # an accent, an apostrophe or a decimal point: may go on
-            break
-        if np.int64(classes[code]) & CLASS != WORD:
-            break
-        if 0x41 <= code <= 0x5A:
-            code += 0x20
-        state = absorb(state, code)
-        i += 1
-    return state, i
-
-
-@njit(cache=True, nogil=True)
-def _stands_alone(data, i, end, classes):
-    """Whether the character at byte i begins something new, or there is none."""
-    if i >= end:
-        return True
-    code, _ = decode(data, i, end)
-    return np.int64(classes[code]) & CLASS < JOIN
-
-
-@njit(types.int64(BYTES, OFFSETS, TABLE, FOLD, types.uint64[::1], types.int64[::1]), cache=True, nogil=True)
-def hash_words(data, offsets, classes, lower, hashes, word_offsets):
-    """Hash of each word and unit, text after text; where each text ends in word_offsets[1:]. Returns their number.
-
-    `hashes` needs room for (bytes + 1) // 2 of each text: words of one byte have another byte between them.
-    """
-    at = 0
-    for row in range(len(offsets) - 1):
-        i, end = offsets[row], offsets[row + 1]
-        while i < end:
-            if data[i] < 0x80:
-                if np.int64(classes[data[i]]) & CLASS != WORD:
-                    i += 1
-                    continue
-                state, stop = _ascii_word(data, i, end, classes)
-                if stop > i:
-                    hashes[at] = mix(state)
-                    at += 1
-                    i = stop
-                    continue
-            else:
-                code, after = decode(data, i, end)
-                kind = np.int64(classes[code]) & CLASS
-                if kind in (OTHER, SPACE):
-                    i = after
-                    continue
-                if kind == UNIT and _stands_alone(data, after, end, classes):
-                    hashes[at] = mix(absorb(_SEED, code))
-                    at += 1
-                    i = after
-                    continue
-            kind, start, i = next_token(data, i, end, classes)
-            if kind != END and kind != SYMBOL_TOKEN:
-                hashes[at] = word_hash(data, start, i, classes, lower)
-                at += 1
-        word_offsets[row + 1] = at
-    return at
 
 
 @njit(types.void(HASHES, OFFSETS, OFFSETS, types.int64, types.uint64[::1]), cache=True, nogil=True)

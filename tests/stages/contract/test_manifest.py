@@ -57,18 +57,20 @@ def test_a_file_that_is_cut_or_missing_is_found_by_its_size(corpus):
         assert len(text.splitlines()) == 3
 
 
-def test_a_flipped_token_is_found_only_by_reading(corpus):
-    manifest = m.load_manifest(corpus)
-    path = corpus / "shards/web/00002.tok"
-    tokens = np.frombuffer(path.read_bytes(), "<u2").copy()
-    tokens[0] = 999
-    path.write_bytes(tokens.tobytes())
-    assert m.verify_manifest(corpus, manifest) == []
-    text = messages(m.verify_manifest(corpus, manifest, deep=True))
-    assert "D002" in text
-    assert "SHA-256" in text
-    assert "D003" in text
-    assert "holds id 999, which a vocabulary of 256 does not have" in text
+def test_a_flipped_token_at_the_ends_of_a_shard_is_found_at_once_one_inside_by_reading(tmp_path):
+    make_corpus(tmp_path, {"web": [[7] * 50_000] * 3})
+    manifest = m.load_manifest(tmp_path)
+    path = tmp_path / "shards/web/00000.tok"
+    sound = np.fromfile(path, "<u2")
+    for place, at_once in ((0, True), (75_000, False), (150_000, True)):
+        tokens = sound.copy()
+        tokens[place] = 999
+        path.write_bytes(tokens.tobytes())
+        assert ("is damaged: tokens" in messages(m.verify_manifest(tmp_path, manifest))) == at_once
+        text = messages(m.verify_manifest(tmp_path, manifest, deep=True))
+        assert "SHA-256" in text
+        assert "D003" in text
+        assert "holds id 999, which a vocabulary of 256 does not have" in text
 
 
 def test_a_manifest_that_contradicts_itself(corpus):
@@ -97,7 +99,7 @@ def test_a_manifest_that_contradicts_itself(corpus):
         ('["a"]', "no manifest of `pipeline build`"),
         ('{"version": 3}', "no manifest of `pipeline build`"),
         ('{"format": 2, "sources": {}}', "this version reads format 1"),
-        ('{"format": 1, "order_version": 1, "sources": {}}', "order 1"),
+        ('{"format": 1, "order_version": 2, "sources": {}}', "order 2"),
         ('{"format": 1, "sources": {"web": 3}, "colour": 1}', "sources.web"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stages.contract.mixture import Phase, Request, resolve_mixture, units_drawn
+from stages.contract.mixture import Phase, Request, resolve_mixture
 from stages.contract.problem import SpecError
 from tests.trainer.corpora import make_corpus
 
@@ -243,7 +243,10 @@ def test_whatever_is_asked_limits_hold_and_samples_fill_the_steps(
         assert sum(phase.samples.values()) == phase.steps * phase.batch
         assert all(count == 0 for name, count in phase.samples.items() if phase.mix[name] == 0)
     for name, use in mixture.uses.items():
-        assert use.drawn == sum(units_drawn(phase, mixture.longest, name) for phase in mixture.phases)
+        ratios = [mixture.longest // phase.seq_len for phase in mixture.phases]
+        assert use.drawn == sum(
+            -(-phase.samples[name] // ratio) for phase, ratio in zip(mixture.phases, ratios, strict=True)
+        )
         assert use.room is not None
         assert use.drawn <= use.room
         assert use.read <= use.drawn * mixture.longest

@@ -115,7 +115,7 @@ def test_reading_past_the_end_names_file_and_sizes(tmp_path):
     write_shard(tmp_path / "a", [documents([5, 6])], 100, EOS)
     with (
         TokenFile(tmp_path / "a.tok", np.dtype("<u2")) as file,
-        pytest.raises(RunError, match=r"need 8 bytes, it has 6"),
+        pytest.raises(RunError, match=r"end at byte 8, it has 6"),
     ):
         file.read(2, 2)
     with pytest.raises(RunError, match=r"b\.tok cannot be read"):

@@ -1,0 +1,139 @@
+"""Phone numbers: international ones that exist, Chinese and North American forms, others behind a word for "phone"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import phonenumbers
+
+_DIGIT = "[0-9\uff10-\uff19\u0660-\u0669\u06f0-\u06f9]"
+_GAP = "[ \u00a0\u202f().\\-/（）．－\u2010-\u2013\u2212]{0,3}"
+SCREEN = f"{_DIGIT}(?:{_GAP}{_DIGIT}){{5}}"
+
+#: Digits with the marks that people put between them, as far as they go. A run of more than `_RUN_DIGITS` is a table or a
+#: sequence; a number in it has at most 18 digits in at most `_GROUPS` groups.
+_RUN = re.compile(r"(?<![0-9A-Za-z_])(?:\+|\(\+?)?[0-9](?:[ ().\-/]{0,3}[0-9])*")
+_RUN_DIGITS = 32
+_GROUPS = 8
+_CANDIDATE = re.compile(
+    r"(?:\+|\(\+?)?[0-9](?:[ ().\-/]{0,3}[0-9]){5,17}(?![0-9])(?:\s?(?:x|ext\.?|分机|转)\s?[0-9]{1,6})?(?![0-9A-Za-z_]|-[0-9])"
+)
+_FIRST_GROUP = re.compile(r"[+(]*[0-9]+")
+_EXTENSION = re.compile(r"\s?(?:x|ext\.?|分机|转)\s?[0-9]{1,6}\Z")
+
+_CN_MOBILE = re.compile(
+    r"(?:\+86|0086|86|\(\+?86\))?[ \-]?1(?:3[0-9]|4[5-9]|5[0-35-9]|6[2567]|7[0-8]|8[0-9]|9[0-35-9])[ \-]?[0-9]{4}[ \-]?[0-9]{4}"
+)
+_CN_LANDLINE = re.compile(
+    r"(?:(?:\+|00)86[ \-]?)?(?:\(0[1-9][0-9]{1,2}\)[ \-]?|0[1-9][0-9]{1,2}[ \-])[2-9][0-9]{2,3}[ \-]?[0-9]{4}(?:-[0-9]{1,5})?"
+)
+_NANP = re.compile(
+    r"(?:(?:\+|00)?1[\-. ])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[\-.])[2-9][0-9]{2}[\-.][0-9]{4}"
+)
+_GROUPED = re.compile(r"\(?\+?[0-9]{1,5}\)?(?:[ .\-/]{1,2}\(?[0-9]{2,8}\)?){1,5}")
+#: Dates somewhere in it, and what ends in a year ("GB/T 2260-2007").
+_DATE = re.compile(
+    r"(?<![0-9])(?:1[89]|20)[0-9]{2}[\-./][0-9]{1,2}[\-./][0-9]{1,2}(?![0-9])"
+    r"|(?<![0-9])[0-9]{1,2}[\-./][0-9]{1,2}[\-./](?:1[89]|20)[0-9]{2}(?![0-9])|^[0-9]{3,5}-(?:19|20)[0-9]{2}$"
+)
+_DECIMAL = re.compile(r"[0-9]+\.[0-9]+|(?:[0-9]+\.){3,}[0-9]+|0[xX].*")
+_HAN = re.compile("[\u4e00-\u9fff]")
+
+#: A word for phone (or calling), what may follow it ("number is", "：", "me on"), then the number.
+_WORD_BEFORE = re.compile(
+    r"(?:(?<![A-Za-z])(?:phone|telephone|telefone?|tele?phon|téléphone|teléfono|telefono|telefon|tlf|tel|tél|mobile|mob|móvil"
+    r"|celular|cell|handy|fax|faks|hotline|call|dial|answering|reach|reached|desk|whatsapp|sms|viber|ligue|llame|appelez|sđt|đt|điện thoại)(?![A-Za-z])"
+    r"|тел|телефон|факс|звоните|電話|电话|手机|手機|携帯|座机|传真|傳真|热线|熱線|致电|拨打|撥打|请拨|联系方式|联系电话|전화|연락처"
+    r"|휴대폰|โทร|هاتف|الهاتف|جوال|फ़ोन|फोन|मोबाइल)"
+    r"(?:[\s.:：#）)\-]{0,4}(?:(?:number|no|nr|num|is|me|us|at|on|to|or|номер|号码|號碼|番号|번호|号|是|为|為|は|는|은|:)"
+    r"[\s.:：]{0,3}){0,3})\(?\Z",
+    re.IGNORECASE,
+)
+_WORD_AFTER = re.compile(r"[\s\-(]{0,2}(?:office|fax|mobile|cell|home|direct)(?![A-Za-z])", re.IGNORECASE)
+_MAIL = re.compile(r"[0-9A-Za-z_\-]@[0-9A-Za-z\-]{2,63}\.")
+_MONEY_BEFORE = re.compile(r"[$€£¥￥#№]\s?\Z")
+_REACH = 48
+
+
+def find_phones(text: str) -> Iterator[tuple[int, int]]:
+    """Phone numbers, each with its country code and extension."""
+    for run in _RUN.finditer(text):
+        if 6 <= sum(c.isdigit() for c in run[0]) <= _RUN_DIGITS:
+            yield from _phones_in_run(text, run.start(), run.end())
+
+
+def _phones_in_run(text: str, position: int, end: int) -> Iterator[tuple[int, int]]:
+    while position < end:
+        match = _CANDIDATE.match(text, position)
+        stop = _phone_end(text, match) if match else 0
+        if stop:
+            yield position, position + stop
+            position += stop
+        elif group := _FIRST_GROUP.match(text, position):  # the second group may begin a number
+            position = group.end()
+        while position < end and text[position] in " ().-/":
+            position += 1
+
+
+def _phone_end(text: str, match: re.Match[str]) -> int:
+    """Where the phone number at the beginning of the run ends, in characters from its start; 0 if there is none."""
+    run = match[0]
+    before = text[max(0, match.start() - _REACH) : match.start()]
+    if len(re.findall("[0-9]+", run)) > _GROUPS or _MONEY_BEFORE.search(before):
+        return 0
+    after = text[match.end() : match.end() + _REACH]
+    word = _WORD_BEFORE.search(before) is not None or _WORD_AFTER.match(after) is not None
+    chinese = _HAN.search(before[-24:] + after[:24]) is not None
+    mail = _MAIL.search(before.rpartition("\n")[2] + " " + after.partition("\n")[0]) is not None
+    for stop in _cuts(run):
+        if _is_phone(run[:stop], word, chinese, mail):
+            return stop
+    return 0
+
+
+def _cuts(run: str) -> list[int]:
+    """Where a run may be cut: its end first, then before each gap, longest first."""
+    gaps = [m.start() for m in re.finditer(r"(?<=[0-9)])[ /(](?=.)", run)]
+    return [len(run), *reversed(gaps)]
+
+
+def _is_phone(value: str, word: bool, chinese: bool, mail: bool) -> bool:
+    """Whether it is a phone number, given a word for phone before it, Chinese around it, an e-mail address near it."""
+    core = _EXTENSION.sub("", value)
+    digits = sum(c.isdigit() for c in core)
+    if digits < 6 or _DATE.search(core) or (_DECIMAL.fullmatch(core) and not word):
+        return False
+    if core.startswith(("+", "(+", "00")):
+        return _is_international(core, word)
+    if _CN_MOBILE.fullmatch(core):
+        return word or chinese or mail or not core.isdigit()
+    if _CN_LANDLINE.fullmatch(core) and (word or chinese):
+        return True
+    if _NANP.fullmatch(core):
+        return True
+    if core.count("(") != core.count(")") or digits > 15:
+        return False
+    if word:
+        return digits >= 7 or not core.isdigit()
+    return (
+        mail
+        and not core.isdigit()
+        and 7 <= digits <= 12
+        and "/" not in core
+        and _GROUPED.fullmatch(core) is not None
+    )
+
+
+def _is_international(core: str, word: bool) -> bool:
+    """`+` or `00`, a country code, and a number that the numbering plan of the country has (or could have, after a word)."""
+    plain = core.lstrip("(")
+    plain = "+" + plain[2:].lstrip(" -") if plain.startswith("00") else plain
+    try:
+        number = phonenumbers.parse(plain, None)
+    except phonenumbers.NumberParseException:
+        return False
+    if phonenumbers.is_valid_number(number):
+        return True
+    formed = number.country_code in {1, 41, 44, 46, 86} and phonenumbers.is_possible_number(number)
+    return phonenumbers.is_possible_number(number) if word else formed and not core.lstrip("(+").isdigit()

@@ -1,0 +1,282 @@
+"""The line rules of C4: single lines go, and the sentences in the rest are counted.
+
+The order of the checks is that of datatrove's C4QualityFilter. In a document mostly in a script without spaces the same
+rules read: no limit on the longest word, units for words, the terminal marks and closing brackets of every script, and
+clauses between full-width commas count as sentences (one Chinese sentence chains what English writes as several).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numba import njit, types
+
+from stages.document import text_buffers
+from stages.text.kernels import (
+    BYTES,
+    CLASS,
+    CLASSES,
+    END,
+    OFFSETS,
+    SPACE,
+    SYMBOL_TOKEN,
+    TABLE,
+    TERMINAL,
+    decode,
+    next_token,
+)
+
+
+def _phrases(*phrases: str) -> tuple[np.ndarray, np.ndarray]:
+    content = [phrase.encode() for phrase in phrases]
+    return np.frombuffer(b"".join(content), np.uint8), np.cumsum([0, *map(len, content)]).astype(np.int64)
+
+
+_CITATIONS = _phrases("[edit]", "[citation needed]")
+#: Phrase 0 drops the document, the others the line: 1 is asked before the bracket, the rest after it.
+_PHRASES = _phrases(
+    "lorem ipsum",
+    "javascript",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
+
+NONE, LOREM_IPSUM, CURLY_BRACKET = range(3)
+
+
+@njit(cache=True, nogil=True)
+def _is_phrase(data, i, end, phrases, ends, number):
+    """Whether the ASCII phrase stands at byte i, in either case."""
+    first, length = ends[number], ends[number + 1] - ends[number]
+    if i + length > end:
+        return False
+    for k in range(length):
+        byte = data[i + k]
+        if 0x41 <= byte <= 0x5A:
+            byte += 0x20
+        if byte != phrases[first + k]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _citation(data, i, end, phrases, ends):
+    """Where the citation mark at byte i ends ("[12]", "[]", "[edit]", "[citation needed]"); i if there is none."""
+    k = i + 1
+    while k < end and 0x30 <= data[k] <= 0x39:
+        k += 1
+    if k < end and data[k] == 0x5D:
+        return k + 1
+    for number in range(len(ends) - 1):
+        length = ends[number + 1] - ends[number]
+        same = i + length <= end
+        for k in range(length):
+            same = same and data[i + k] == phrases[ends[number] + k]
+        if same:
+            return i + length
+    return i
+
+
+@njit(cache=True, nogil=True)
+def count_sentences(data, i, end, classes, unspaced):
+    """Pieces that end with terminal marks: ASCII ones before white space or the end, others anywhere; a rest counts too."""
+    sentences = 0
+    filled = False
+    while i < end:
+        code, i = decode(data, i, end)
+        value = np.int64(classes[code])
+        if value & TERMINAL or (unspaced and (code == 0xFF0C or code == 0xFF1B or code == 0xFF1A)):
+            ends = code >= 0x80 or i >= end or data[i] <= 0x20
+            if ends and filled:
+                sentences += 1
+                filled = False
+        elif value & CLASS != SPACE and value & CLASS != 0:
+            filled = True
+    return sentences + filled
+
+
+@njit(cache=True, nogil=True)
+def _words_of_line(data, i, end, classes, unspaced):
+    """`(words, characters of the longest)`: pieces between white space, or units where the script has no spaces."""
+    words = longest = length = 0
+    if unspaced:
+        while True:
+            kind, _, i = next_token(data, i, end, classes)
+            if kind == END:
+                return words, 0
+            words += kind != SYMBOL_TOKEN
+    while i < end:
+        code, i = decode(data, i, end)
+        if np.int64(classes[code]) & CLASS == SPACE:
+            words += length > 0
+            length = 0
+        else:
+            length += 1
+            longest = max(longest, length)
+    return words + (length > 0), longest
+
+
+@njit(cache=True, nogil=True)
+def _ends_sentence(data, start, end, classes, unspaced):
+    """Whether the line ends with . ? ! " ' (no ellipsis), or what stands for them in scripts without spaces."""
+    last = end - 1
+    while last > start and data[last] & 0xC0 == 0x80:
+        last -= 1
+    if last < start:
+        return False
+    code, _ = decode(data, last, end)
+    if unspaced and code >= 0x80:
+        closing = (
+            code == 0x201D
+            or code == 0x2019
+            or code == 0x300D
+            or code == 0x300F
+            or code == 0xFF09
+            or code == 0x300B
+        )
+        return np.int64(classes[code]) & TERMINAL != 0 or closing
+    if code == 0x2E and end - start >= 3 and data[end - 2] == 0x2E and data[end - 3] == 0x2E:
+        return False
+    return code == 0x2E or code == 0x3F or code == 0x21 or code == 0x22 or code == 0x27
+
+
+@njit(cache=True, nogil=True)
+def _stripped(data, start, end, classes):
+    """First and last byte of the text without white space at its ends."""
+    first, stop = end, start
+    while start < end:
+        code, after = decode(data, start, end)
+        if np.int64(classes[code]) & CLASS != SPACE:
+            first = min(first, start)
+            stop = after
+        start = after
+    return min(first, stop), stop
+
+
+@njit(cache=True, nogil=True)
+def _marks(data, i, end, phrases, ends):
+    """Whether the line holds: lorem ipsum, javascript, an opening curly bracket, a phrase of a cookie notice."""
+    lorem = javascript = bracket = policy = False
+    while i < end:
+        byte = data[i]
+        bracket = bracket or byte == 0x7B
+        if 0x41 <= byte <= 0x7A:
+            lorem = lorem or _is_phrase(data, i, end, phrases, ends, 0)
+            javascript = javascript or _is_phrase(data, i, end, phrases, ends, 1)
+            for number in range(2, len(ends) - 1):
+                policy = policy or _is_phrase(data, i, end, phrases, ends, number)
+        i += 1
+    return lorem, javascript, bracket, policy
+
+
+_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
+
+
+@njit(
+    types.void(
+        BYTES, OFFSETS, TABLE, _FLAGS, types.boolean, types.int64, types.int64, types.boolean, types.boolean,
+        BYTES, OFFSETS, BYTES, OFFSETS, types.uint8[::1], types.int64[::1], types.int64[:, ::1],
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def _clean(
+    data, offsets, classes, unspaced, punctuation, min_words, max_length, lorem, curly,
+    citations, citation_ends, phrases, phrase_ends, out, out_offsets, found,
+):  # fmt: skip
+    at = 0
+    for row in range(len(offsets) - 1):
+        begin = at
+        i, end = offsets[row], offsets[row + 1]
+        sentences = verdict = 0
+        while i < end and verdict == NONE:
+            start = i
+            stop = end
+            while i < end:  # a line as str.splitlines cuts it
+                stop = i
+                code, i = decode(data, i, end)
+                if (
+                    0x0A <= code <= 0x0D
+                    or 0x1C <= code <= 0x1E
+                    or code == 0x85
+                    or code == 0x2028
+                    or code == 0x2029
+                ):
+                    if code == 0x0D and i < end and data[i] == 0x0A:
+                        i += 1
+                    break
+                stop = end
+            start, stop = _stripped(data, start, stop, classes)
+            words, longest = _words_of_line(data, start, stop, classes, unspaced[row])
+            if max_length and longest > max_length:
+                continue
+            line = at + (at > begin)
+            size = line
+            while start < stop:
+                if data[start] == 0x5B:
+                    behind = _citation(data, start, stop, citations, citation_ends)
+                    if behind > start:
+                        start = behind
+                        continue
+                out[size] = data[start]
+                size += 1
+                start += 1
+            if (
+                punctuation and not _ends_sentence(out, line, size, classes, unspaced[row])
+            ) or words < min_words:
+                continue
+            first_phrase, javascript, bracket, policy = _marks(out, line, size, phrases, phrase_ends)
+            if lorem and first_phrase:
+                verdict = LOREM_IPSUM
+            elif javascript:
+                continue
+            elif curly and bracket:
+                verdict = CURLY_BRACKET
+            if verdict != NONE or policy:
+                continue
+            if line > at:
+                out[at] = 0x0A
+            at = size
+            sentences += count_sentences(out, line, size, classes, unspaced[row])
+        first, stop = _stripped(out, begin, at, classes)
+        for k in range(first, stop):
+            out[begin + k - first] = out[k]
+        at = begin + stop - first
+        out_offsets[row + 1] = at
+        found[row, 0], found[row, 1] = verdict, sentences
+
+
+def clean_lines(
+    texts: pa.Array,
+    unspaced_N: np.ndarray,
+    *,
+    end_punctuation: bool,
+    min_words: int,
+    max_word_length: int,
+    lorem_ipsum: bool,
+    curly_brackets: bool,
+) -> tuple[pa.Array, dict[str, np.ndarray]]:
+    """`(texts of the lines that stay, numbers)`; numbers: `lorem_ipsum`, `curly_bracket` (0 or 1) and `sentences`.
+
+    unspaced_N  bool: documents mostly in scripts without spaces
+    A document stops at the first line that drops it as a whole, so at most one of the two marks is set.
+    """
+    data_U8, offsets_N1 = text_buffers(texts)
+    room = int(offsets_N1[-1] - offsets_N1[0]) + len(texts)
+    out_U8, out_offsets_N1 = np.empty(room, np.uint8), np.zeros(len(offsets_N1), np.int64)
+    found_N2 = np.zeros((len(texts), 2), np.int64)
+    _clean(
+        data_U8, offsets_N1, CLASSES, np.ascontiguousarray(unspaced_N, bool), end_punctuation, min_words, max_word_length,
+        lorem_ipsum, curly_brackets, *_CITATIONS, *_PHRASES, out_U8, out_offsets_N1, found_N2,
+    )  # fmt: skip
+    used = out_U8[: out_offsets_N1[-1]].copy()
+    cleaned = pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(out_offsets_N1), pa.py_buffer(used))
+    verdict_N = found_N2[:, 0]
+    return cleaned, {
+        "lorem_ipsum": (verdict_N == LOREM_IPSUM).astype(np.int64),
+        "curly_bracket": (verdict_N == CURLY_BRACKET).astype(np.int64),
+        "sentences": found_N2[:, 1],
+    }

@@ -1,0 +1,148 @@
+"""Codes of languages, and which language a text is in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pytest
+
+from stages.document import text_buffers
+from stages.identify import one_line
+from stages.language import STEP, Language, sample
+from stages.languages import NAMES, short_code
+from tests.stages.scripts_corpus import TEXTS, batch
+
+
+def languages(*texts: str, **given: object) -> list[str]:
+    return Language(**given).apply(batch(list(texts))).column("lang").to_pylist()
+
+
+def case(shared, name: str) -> list[dict]:
+    lines = (shared / "cases" / "inputs" / name).read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [("en", "en"), ("eng", "en"), ("English", "en"), ("en_GB", "en"), ("zh", "zh"), ("zh-CN", "zh"), ("zho_Hans", "zh"),
+     ("cmn", "zh"), ("中文", "zh"), ("chi", "zh"), ("__label__de", "de"), ("ger", "de"), ("nb", "no"), ("fil", "tl"),
+     ("Norwegian Nynorsk", "nn"), ("yue", "yue"), ("iw", "he"), (" PT-br ", "pt")],
+)  # fmt: skip
+def test_every_name_of_a_language(given, code):
+    assert short_code(given) == code
+    assert Language(keep=[given]).keep == (code,)
+
+
+@pytest.mark.parametrize(
+    ("given", "near"), [("englsh", "english"), ("Chinesse", "chinese"), ("xx", None), ("", None), ("e", None)]
+)
+def test_unknown_names_are_refused_with_the_nearest(given, near):
+    with pytest.raises(ValueError, match="is no language") as error:
+        Language(keep=[given])
+    assert "Accepted are" in str(error.value)
+    assert ", zu" in str(error.value)
+    if near:
+        assert f"did you mean `{near}`" in str(error.value)
+
+
+def test_table_of_codes():
+    assert all(short_code(code) == code for code in NAMES)
+    assert len(NAMES) > 230
+
+
+def test_scripts_and_models():
+    found = dict(zip(TEXTS, languages(*TEXTS.values()), strict=True))
+    for name in ("zh", "ja", "ko", "th", "hi", "ar", "fa", "ru"):
+        assert found[name] == name
+    assert found["zh mixed"] == "zh"
+    assert found["one long line"] == "en"
+    for name in ("empty", "blank", "one word", "emoji", "numbers"):
+        assert found[name] == "und"
+    assert languages(
+        "これは日本語の文章です。", "這是一個很長的繁體中文句子。", "漢字だけ少しある文です"
+    ) == ["ja", "zh", "ja"]
+    assert languages("Der schnelle braune Fuchs springt über den faulen Hund und läuft davon.") == ["de"]
+
+
+def test_what_is_not_kept_goes_with_language_and_score():
+    french = "Le renard brun saute par-dessus le chien paresseux et puis il court vers la forêt."
+    after = Language(keep=["zh", "en"]).apply(batch([TEXTS["zh"], french, "ok"]))
+    assert after.column("drop").to_pylist() == [None, "language", None]
+    assert re.fullmatch(r"fr [01]\.\d\d", after.column("drop_value")[1].as_py())
+    assert Language(keep=["zh"], keep_unknown=False).apply(batch(["ok"])).column("drop").to_pylist() == [
+        "language"
+    ]
+    assert Language(keep=["fr"], min_score="100%").apply(batch([french + TEXTS["zh"]])).column(
+        "drop"
+    ).to_pylist() == ["language"]
+
+
+def test_scores_are_multiples_of_the_step():
+    scores = Language().apply(batch()).column("lang_score").to_pylist()
+    assert all(0 <= score <= 1 and (score / STEP).is_integer() for score in scores)
+
+
+def test_long_texts_are_looked_at_in_three_places():
+    text = "a" * 100 + "é" * 100 + "z" * 100
+    data, offsets = sample(*text_buffers(batch([text, "ab\ncd", ""]).column("text")), 90)
+    pieces = [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)]
+    assert pieces == ["a" * 30 + " " + "é" * 14 + " " + "z" * 30, "ab cd", ""]
+    assert languages(("x1 " * 3000) + TEXTS["zh"] * 30) == ["zh"]
+
+
+def test_settings_that_cannot_work_are_named(tmp_path):
+    assert "yue" in Language(keep=["yue"]).problems()[0]
+    assert Language(keep=["zh", "en", "de"]).problems() == []
+    missing = Language(model=str(tmp_path / "lid.bin"))
+    assert "no model file" in missing.problems()[0]
+
+
+def test_line_breaks_and_labels_for_fasttext():
+    assert one_line("a\r\nb\u2028c\u0085d\x0be __label__x") == "a  b c d e __label_x"
+
+
+@pytest.mark.data
+def test_aliases_select_the_same_documents(shared):
+    rows = case(shared, "two_languages.jsonl")
+    for name, wanted in (("eng", "en"), ("English", "en"), ("zh-CN", "zh"), ("zh", "zh")):
+        after = Language(keep=[name]).apply(batch([row["text"] for row in rows]))
+        assert [d is None for d in after.column("drop").to_pylist()] == [row["id"] == wanted for row in rows]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("fasttext", [False, True])
+def test_line_breaks_are_spaces(shared, fasttext):
+    given = {"model": str(shared / "data" / "models" / "lid.176.ftz")} if fasttext else {}
+    texts = [row["text"] for row in case(shared, "multiline.jsonl")]
+    spaced = [re.sub("[\n\r\u2028]", " ", text) for text in texts]
+    for column in ("lang", "lang_score"):
+        assert Language(**given).apply(batch(texts)).column(column) == Language(**given).apply(
+            batch(spaced)
+        ).column(column)
+
+
+@pytest.mark.data
+def test_recipe_of_a_model_is_its_digest(shared):
+    stage = Language(model=str(shared / "data" / "models" / "lid.176.ftz"))
+    assert len(stage.recipe()["model"]) == 64
+    assert stage.problems() == []
+
+
+@pytest.mark.data
+def test_accuracy(shared):
+    """On sentences of the languages that the built-in identifier knows; floors are what was reached, less a little."""
+    import zstandard
+
+    packed = (shared / "data" / "language" / "dev" / "short_75langs.jsonl.zst").read_bytes()
+    rows = [json.loads(line) for line in zstandard.decompress(packed).split(b"\n") if line]
+    rows = [row for row in rows if row["kind"] == "sentence"][::5]
+    right = [
+        code == short_code(row["lang"])
+        for code, row in zip(languages(*(r["text"] for r in rows)), rows, strict=True)
+    ]
+    assert sum(right) / len(right) > 0.91
+    wide = ("zh", "ja", "ko", "en", "de", "fr", "es", "ru", "ar", "th", "it", "pt")
+    hits = [ok for ok, row in zip(right, rows, strict=True) if row["lang"] in wide]
+    assert sum(hits) / len(hits) > 0.97

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.trainer.tiny import SHAPE, ids, model
+from trainer import optim
+from trainer.attention import Segments
+from trainer.loss import IGNORE, token_losses
+from trainer.model import rotary, rotate
+from trainer.plan import OptimizerPlan
+
+
+def logits(net, tokens_T, starts):
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(starts)])
+    with torch.no_grad():
+        return net(tokens_T, positions, Segments.of(starts, "cpu"))
+
+
+def test_parameter_names_are_those_of_hugging_face():
+    names = dict(model().named_parameters())
+    assert names["model.embed_tokens.weight"].shape == (64, 32)
+    assert names["model.layers.1.self_attn.k_proj.weight"].shape == (16, 32)
+    assert names["model.layers.0.mlp.down_proj.weight"].shape == (32, 64)
+    assert {"model.norm.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight"} <= names.keys()
+    assert sum(p.numel() for p in names.values()) == SHAPE.parameters
+
+
+def test_a_tied_head_is_one_parameter_and_trains_from_both_sides():
+    shape = replace(SHAPE, tie_embeddings=True)
+    net = model(shape)
+    names = dict(net.named_parameters())
+    assert "lm_head.weight" not in names
+    assert sum(p.numel() for p in names.values()) == shape.parameters
+    tokens = ids(16)
+    before = net(tokens, torch.arange(16), Segments.of([0, 16], "cpu"), tokens.roll(-1)).sum()
+    before.backward()
+    optim.update(net, optim.build(net, PLAN), 1e-2, optim.gradient_norm(net), 0.0)
+    after = net(tokens, torch.arange(16), Segments.of([0, 16], "cpu"), tokens.roll(-1)).sum()
+    assert after < before
+    assert net.lm_head.weight is net.model.embed_tokens.weight
+
+
+PLAN = OptimizerPlan("AdamW", 0.9, 0.95, 1e-8, 0.1, 1.0)
+
+
+def test_changing_document_1_leaves_the_logits_of_document_2_bit_equal():
+    net, tokens = model(), ids(40)
+    other = tokens.clone()
+    other[:17] = ids(17, seed=9)
+    a, b = (logits(net, t, [0, 17, 40]) for t in (tokens, other))
+    assert torch.equal(a[17:], b[17:])
+    assert not torch.equal(a[:17], b[:17])
+
+
+def test_the_future_never_shows():
+    net, tokens = model(), ids(20)
+    other = tokens.clone()
+    other[12:] = ids(8, seed=9)
+    a, b = (logits(net, t, [0, 20]) for t in (tokens, other))
+    assert torch.equal(a[:12], b[:12])
+
+
+def test_one_row_for_all_documents_equals_one_call_each():
+    net, tokens = model(), ids(40)
+    together = logits(net, tokens, [0, 17, 40])
+    apart = torch.cat([logits(net, tokens[:17], [0, 17]), logits(net, tokens[17:], [0, 23])])
+    assert torch.allclose(together, apart, atol=1e-5)
+
+
+def test_first_weights_depend_on_seed_and_name_alone():
+    a, b, c = (dict(model(seed=s).named_parameters()) for s in (1, 1, 2))
+    key = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(a[key].to_local(), b[key].to_local())
+    assert not torch.equal(a[key].to_local(), c[key].to_local())
+    assert not torch.equal(a[key].to_local(), a["model.layers.0.mlp.up_proj.weight"].to_local())
+    assert float(a["model.embed_tokens.weight"].detach().to_local().std()) == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(a["model.norm.weight"].to_local(), torch.ones(32))
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_no_gradient(recompute):
+    grads = []
+    for mode in ("none", recompute):
+        net, tokens = model(recompute=mode), ids(24)
+        net(tokens, torch.arange(24), Segments.of([0, 24], "cpu"), tokens.roll(-1)).sum().backward()
+        grads.append([p.grad.to_local() for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_rotary_positions_are_relative():
+    q, k = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+
+    def score(i, j):
+        turned = [rotate(x, rotary(torch.tensor([p]), 8, 10_000.0)) for x, p in ((q, i), (k, j))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(3, 1) == pytest.approx(score(10, 8), abs=1e-5)
+    assert score(3, 1) != pytest.approx(score(3, 2), abs=1e-4)
+
+
+def test_chunked_loss_equals_the_plain_one(monkeypatch):
+    make = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(16, 50, bias=False)
+    labels = torch.randint(0, 50, (23,), generator=make)
+    labels[4] = IGNORE
+    hidden = torch.randn(23, 16, generator=make)
+    results = []
+    for elements in (1 << 25, 50 * 7):  # all at once; 7 rows a chunk, the last of 2
+        monkeypatch.setattr("trainer.loss.CHUNK_ELEMENTS", elements)
+        x = hidden.clone().requires_grad_()
+        losses = token_losses(x, head, labels, 50)
+        head.zero_grad()
+        losses.sum().backward()
+        results.append((losses.detach(), x.grad, head.weight.grad.clone()))
+    (plain, chunked) = results
+    assert plain[0][4] == 0
+    assert torch.allclose(plain[0], chunked[0], atol=1e-6)
+    assert torch.allclose(plain[1], chunked[1], atol=1e-6)
+    assert torch.allclose(plain[2], chunked[2], atol=1e-5)
+    expected = torch.nn.functional.cross_entropy(head(hidden), labels, ignore_index=IGNORE, reduction="none")
+    assert torch.allclose(plain[0], expected.detach(), atol=1e-6)
+
+
+def test_norms_and_vectors_do_not_decay():
+    net = model()
+    decayed, plain = optim.build(net, PLAN).param_groups
+    assert {p.ndim for p in decayed["params"]} == {2}
+    assert {p.ndim for p in plain["params"]} == {1}
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+
+
+def test_clipping_uses_the_global_norm():
+    net, tokens = model(), ids(24)
+    net(tokens, torch.arange(24), Segments.of([0, 24], "cpu"), tokens.roll(-1)).sum().backward()
+    squares = sum(float((p.grad.to_local().double() ** 2).sum()) for p in net.parameters())
+    norm = optim.gradient_norm(net)
+    assert norm == pytest.approx(squares**0.5, rel=1e-6)
+    optim.update(net, optim.build(net, PLAN), 0.0, norm, norm / 4)
+    assert optim.gradient_norm(net) == pytest.approx(norm / 4, rel=1e-5)

@@ -1,0 +1,298 @@
+"""The command line: `trainer plan`, `trainer fit`.
+
+stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
+plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
+torch is imported by `fit` alone, after everything that can be checked without it has been.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from stages.contract.manifest import Manifest
+    from trainer.plan import Plan
+
+SCHEMA = 1
+
+#: Problems that all ranks raise together, so that the first rank alone need show them.
+SHARED = frozenset({"P004", "T001", "T002", "T003"})
+
+
+class Output:
+    """Where words and results go: JSON lines on stdout with `--json`, else text."""
+
+    def __init__(self, as_json: bool, quiet: bool = False) -> None:
+        self.as_json, self.quiet = as_json, quiet
+
+    def emit(self, kind: str, record: dict[str, Any]) -> None:
+        """One JSON line on stdout."""
+        click.echo(json.dumps({"schema": SCHEMA, "kind": kind} | record, ensure_ascii=False, sort_keys=True))
+
+    def say(self, text: str) -> None:
+        """A line for people, on stderr."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def next(self, command: Sequence[str]) -> None:
+        """What to do now."""
+        self.say(f"next: {shlex.join(command)}")
+
+
+def reported(command: Callable[..., int]) -> Callable[..., None]:
+    """Runs a command: its return value is the exit code; a GristmillError is shown and gives its own."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        from stages.contract.problem import GristmillError, printable, problem_json, render
+
+        output = Output(options.pop("as_json"), options.pop("quiet", False))
+        try:
+            code = command(output, **options)
+        except GristmillError as error:
+            code = error.exit_code
+            rank = int(os.environ.get("RANK", 0))
+            if rank == 0:
+                color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+                click.echo("\n\n".join(render(problem, color) for problem in error.problems), err=True)
+                if output.as_json:
+                    problems = [problem_json(problem) for problem in error.problems]
+                    output.emit("result", {"exit": code, "problems": problems})
+                if not options.get("rendezvous"):  # else the watchman has the last word
+                    output.next(["trainer", "--help"] if code == 2 else ["trainer", *sys.argv[1:]])
+            elif error.problems[0].code not in SHARED:
+                click.echo(f"rank {rank}: {printable(error.problems[0].message)}", err=True)
+        sys.exit(code)
+
+    return run
+
+
+def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that needs a plan takes."""
+    found = command
+    for decorator in reversed(
+        (
+            click.argument("plan_path", metavar="[PLAN]", required=False, type=click.Path(path_type=Path)),
+            click.option(
+                "--manifest",
+                "manifest_paths",
+                metavar="M",
+                multiple=True,
+                required=True,
+                type=click.Path(path_type=Path),
+                help="manifest.json of a built corpus, or its folder; may be repeated.",
+            ),
+            click.option(
+                "--set", "overrides", metavar="a.b=c", multiple=True, help="Override a value of the plan."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout."),
+            click.option("-q", "--quiet", is_flag=True, help="Only errors."),
+        )
+    ):
+        found = decorator(found)
+    return found
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gristmill")
+def cli() -> None:
+    """Plan and train a language model on a corpus made by `pipeline build`."""
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--gpus", type=click.IntRange(min=1), help="Plan for this many GPUs instead of this machine.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of one of them, such as 80GiB.")
+@reported
+def plan(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    gpus: int | None,
+    gpu_memory: str | None,
+) -> int:
+    """Solve the plan against the corpus and print what `fit` would run."""
+    hardware = [f"hardware.gpus={gpus}"] if gpus else []
+    hardware += [f"hardware.gpu_memory={gpu_memory}"] if gpu_memory else []
+    solved, _, _ = _resolve(plan_path, manifest_paths, (*overrides, *hardware), None)
+    _show(output, solved)
+    output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
+    return 0
+
+
+@cli.command()
+@options_of_a_plan
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The run folder; left out: runs/<name of the plan>."
+)
+@click.option(
+    "--ranks", type=click.IntRange(min=1), help="Processes to train with; left out: one per GPU, or one."
+)
+@click.option("--check-data", is_flag=True, help="Compare every byte of the shards with the manifest first.")
+@click.option("--rendezvous", hidden=True, help="File at which the ranks of one machine meet.")
+@reported
+def fit(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    out: Path | None,
+    ranks: int | None,
+    check_data: bool,
+    rendezvous: str | None,
+) -> int:
+    """Train, from the newest checkpoint of the run folder if it has one."""
+    from stages.contract.names import path_name
+    from trainer.launch import Stop, lock, run_ranks
+
+    a_rank = "RANK" in os.environ
+    world = int(os.environ["WORLD_SIZE"]) if a_rank else ranks or accelerators() or 1
+    stop = Stop().listen()
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, world)
+    out = out or Path("runs") / path_name(solved.name)
+    leads = not a_rank or os.environ["RANK"] == "0"
+    if leads and rendezvous is None:
+        _show(output, solved, err=True)
+    # The watchman's lock is inherited by its ranks; torchrun's first rank takes it itself.
+    held = lock(out) if leads and rendezvous is None else None
+    command = ["fit", *_arguments(plan_path, manifest_paths, overrides), "--out", str(out)]
+    if world > 1 and held is not None and not a_rank:
+        switches = [f"--{name}" for name, on in (("json", output.as_json), ("quiet", output.quiet)) if on]
+        switches += ["--check-data"] if check_data else []
+        code = run_ranks([sys.executable, "-m", "trainer.cli", *command, *switches], world, held)
+        command += ["--ranks", str(world)]
+    else:
+        code = _train(output, solved, manifests, folders, out, stop, rendezvous, check_data)
+    if leads and rendezvous is None:
+        output.next(["trainer", *command] if code else ["open", str(out / "loss.svg")])
+    return code
+
+
+def _train(
+    output: Output,
+    solved: Plan,
+    manifests: Sequence[Manifest],
+    folders: Sequence[Path],
+    out: Path,
+    stop: Any,
+    rendezvous: str | None,
+    check_data: bool,
+) -> int:
+    """This process as one rank, from start to end: the exit code."""
+    from stages.contract.problem import Problem, RunError
+    from trainer.launch import watch_parent
+    from trainer.loader import Loader
+
+    if rendezvous is not None:
+        watch_parent()
+    with Loader(folders, solved, manifests, deep=check_data) as loader:
+        # Read once, when torch first touches the device: without it cuBLAS may give other bits from run to run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Threads that wait sleep: spinning ones make a step ten times slower where other programs share the cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        try:
+            from trainer import parallel
+            from trainer.fit import Fit, describe_run
+        except ImportError as error:
+            hint = "pip install 'gristmill[train]'"
+            raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
+        world = parallel.join("cuda" if accelerators() else "cpu", rendezvous)
+        emit = (lambda record: output.emit(record["kind"], record)) if output.as_json else None
+        run = Fit(solved, loader, out, world, stop, emit=emit, quiet=output.quiet)
+        try:
+            run.resume()
+            if world.first:
+                describe_run(out, solved, world, run.state.step)
+            end = run.run()
+        except RuntimeError as error:  # what gloo and NCCL raise
+            if world.size == 1:
+                raise
+            message = (
+                f"rank {world.rank} lost its peers at step {run.state.step:,}: {str(error).splitlines()[0]}"
+            )
+            raise RunError(Problem("T004", message)) from error
+        finally:
+            run.close()
+            parallel.leave()
+    if world.first:
+        output.say(f"{out}: {run.state.step:,} of {solved.steps:,} steps done, {end.why}")
+        if run.state.skipped:
+            output.say(f"{run.state.skipped:,} steps were skipped; see {out}/incident-*.json")
+        if output.as_json:
+            output.emit(
+                "result", {"exit": end.code, "run": str(out), "why": end.why} | run.state.model_dump()
+            )
+    return end.code
+
+
+def _resolve(
+    plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
+) -> tuple[Plan, list[Manifest], list[Path]]:
+    """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
+    from stages.contract.manifest import load_manifest
+    from trainer.config import read_plan
+    from trainer.launch import cores
+    from trainer.plan import Machine, resolve
+
+    loaded = read_plan(plan_path, overrides)
+    manifests = [load_manifest(path) for path in manifest_paths]
+    hardware = loaded.value.hardware
+    gpus = accelerators() if world else hardware.gpus or accelerators()
+    machine = Machine("cuda" if gpus else "cpu", cores(), world or gpus or 1, hardware.gpu_memory)
+    folders = [path if path.is_dir() else path.parent for path in manifest_paths]
+    return resolve(loaded, manifests, machine), manifests, folders
+
+
+def _show(output: Output, solved: Plan, err: bool = False) -> None:
+    """The plan and its warnings: the result of `plan`, a preface of `fit`."""
+    from stages.contract.problem import render
+    from trainer.show import plan_text
+
+    if output.as_json:
+        output.emit("plan", solved.to_json())
+        return
+    if not (output.quiet and err):
+        click.echo(plan_text(solved), err=err)
+    for problem in solved.problems:
+        output.say(render(problem))
+
+
+def _arguments(plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str]) -> list[str]:
+    arguments = [str(plan_path)] if plan_path else []
+    arguments += [part for path in manifest_paths for part in ("--manifest", str(path))]
+    return arguments + [part for override in overrides for part in ("--set", override)]
+
+
+def accelerators() -> int:
+    """GPUs that a rank of this machine could train on, without importing torch: 0 with a CPU build of it."""
+    try:
+        if importlib.metadata.version("torch").endswith("+cpu"):
+            return 0
+    except importlib.metadata.PackageNotFoundError:
+        return 0
+    driver = Path("/proc/driver/nvidia/gpus")
+    present = len(list(driver.iterdir())) if driver.is_dir() else 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        present if chosen is None else min(present, len([name for name in chosen.split(",") if name.strip()]))
+    )
+
+
+def main() -> None:
+    """The console command."""
+    cli(prog_name="trainer")
+
+
+if __name__ == "__main__":
+    main()

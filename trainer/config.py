@@ -1,0 +1,196 @@
+"""What plan.yaml may say. Every key may be left out; `trainer.plan` derives it and says how.
+
+A key that is part of the grammar but not built yet is refused by name there, never ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stages.contract.config import Count, FilePath, Loaded, Model, Share, Size, Span, load, validate
+from stages.contract.mixture import OnExhaust, Phase, Weight
+from stages.contract.override import apply_override
+from stages.contract.problem import Problem, SpecError, in_order
+from stages.contract.tree import Document, Table, compose
+
+
+class ModelConfig(Model):
+    """The model: its size alone, or its whole shape."""
+
+    params: Annotated[Count | None, Field(description="Parameters; the shape follows.", gt=0)] = None
+    seq_len: Annotated[Count | None, Field(description="Tokens in a sequence.", ge=2)] = None
+    width: Annotated[Count | None, Field(description="Width of the residual stream.", gt=0)] = None
+    layers: Annotated[Count | None, Field(description="Decoder layers.", gt=0)] = None
+    heads: Annotated[Count | None, Field(description="Query heads.", gt=0)] = None
+    kv_heads: Annotated[
+        Count | None, Field(description="Key and value heads; they divide `heads`.", gt=0)
+    ] = None
+    ffn: Annotated[Count | None, Field(description="Inner width of the feed-forward layers.", gt=0)] = None
+    tie_embeddings: Annotated[bool | None, Field(description="Use the embedding as the output layer.")] = None
+    rope_theta: Annotated[float, Field(description="Base of the rotary positions.", gt=0)] = 10_000.0
+    norm_eps: Annotated[float, Field(description="Epsilon of RMSNorm.", gt=0)] = 1e-5
+
+
+class DataConfig(Model):
+    """What is read, in which mixture, how often. Weights are shares of token positions."""
+
+    total_tokens: Annotated[Count | None, Field(description="Token positions of the run.", gt=0)] = None
+    mix: Annotated[
+        dict[str, Weight] | None, Field(description="Weight of each source, in token positions.")
+    ] = None
+    repeat_limit: Annotated[
+        float | None, Field(description="How often any source may be read at most.", gt=0)
+    ] = None
+    repeat_limits: Annotated[
+        dict[str, float], Field(description="The same for single sources; wins over repeat_limit.")
+    ] = {}
+    phases: Annotated[tuple[Phase, ...], Field(description="The curriculum, in order.")] = ()
+    on_exhaust: Annotated[OnExhaust, Field(description="When a source reaches its limit.")] = "error"
+    packing: Annotated[
+        Literal["concat", "best-fit"] | None,
+        Field(
+            description="best-fit: the packed rows of the corpus, no document cut that fits. concat: windows of the "
+            "stream of documents. Left out: best-fit where the corpus has rows of every length that is asked for."
+        ),
+    ] = None
+    skip: Annotated[
+        tuple[tuple[Count, Count], ...],
+        Field(description="Steps of the data that are not trained on: [[1200, 1300]] passes over 1200 to 1299."),
+    ] = ()
+    tombstones: Annotated[
+        FilePath | None,
+        Field(description="A file of document ids (hex), one on a line: nothing is learned from these documents."),
+    ] = None
+    mask_documents: Annotated[bool, Field(description="No attention and no loss across documents.")] = True
+    seed: Annotated[Count | None, Field(description="Seed of the data order; left out: `seed`.")] = None
+
+
+class OptimizerConfig(Model):
+    """AdamW."""
+
+    type: Literal["AdamW"] = "AdamW"
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    grad_clip: Annotated[float, Field(description="Largest norm of the gradient.", gt=0)] = 1.0
+
+
+class ScheduleConfig(Model):
+    """The learning rate, a function of the tokens planned so far; steps are converted."""
+
+    peak_lr: Annotated[float | None, Field(gt=0)] = None
+    warmup_steps: Annotated[Count | None, Field(description="Steps of linear warm-up.")] = None
+    warmup_share: Annotated[Share | None, Field(description="Warm-up as a share of the run.")] = None
+    total_steps: Annotated[Count | None, Field(description="Steps of the run.", gt=0)] = None
+    decay: Literal["cosine", "linear", "constant", "inverse-sqrt", "wsd"] = "cosine"
+    decay_share: Annotated[
+        Share, Field(description="Share of the run that `wsd` decays over, at its end.")
+    ] = 0.2
+    min_lr_ratio: Annotated[Share, Field(description="Last learning rate as a share of the peak.")] = 0.1
+
+
+class BatchConfig(Model):
+    """The size of a step. `global_tokens` is a target while another factor is free, else it is checked."""
+
+    global_tokens: Annotated[Count | None, Field(description="Token positions of a step.", gt=0)] = None
+    micro_batch_size: Annotated[Count | None, Field(description="Sequences in one forward pass.", gt=0)] = (
+        None
+    )
+    grad_accum_steps: Annotated[
+        Count | None, Field(description="Forward passes of a rank in a step.", gt=0)
+    ] = None
+    data_parallel: Annotated[Count | None, Field(description="Replicas of the model.", gt=0)] = None
+
+
+class ParallelConfig(Model):
+    """How the model is spread over devices."""
+
+    tensor_parallel: Annotated[Count, Field(gt=0)] = 1
+    pipeline_parallel: Annotated[Count, Field(gt=0)] = 1
+    shard: Literal["full"] = "full"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+
+
+class PrecisionConfig(Model):
+    """Number formats. Parameters and optimizer state are fp32."""
+
+    compute: Literal["fp32", "bf16"] | None = None
+    reduce: Literal["fp32"] = "fp32"
+
+
+class CheckpointConfig(Model):
+    """When to save and what to keep."""
+
+    save_every_steps: Annotated[Count | None, Field(gt=0)] = None
+    save_every: Annotated[Span | None, Field(description="Save after this much time, too.", gt=0)] = None
+    keep_last: Annotated[Count, Field(gt=0)] = 3
+    keep_best: bool = True
+    verify_resume: bool = False
+
+
+class MonitoringConfig(Model):
+    """What is written and watched during the run."""
+
+    log_every_steps: Annotated[Count, Field(gt=0)] = 10
+    eval_every_steps: Annotated[
+        Count | None, Field(description="Holdout loss every so many steps.", gt=0)
+    ] = None
+    sinks: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
+    on_nonfinite: Literal["stop", "skip", "roll-back"] = "stop"
+    on_spike: Literal["ignore", "warn"] = "ignore"
+
+
+class StopConfig(Model):
+    """When to end before the plan does."""
+
+    max_time: Annotated[Span | None, Field(gt=0)] = None
+    patience_evals: Annotated[Count | None, Field(gt=0)] = None
+
+
+class HardwareConfig(Model):
+    """What the plan is for, where it is not this machine."""
+
+    gpus: Annotated[Count | None, Field(gt=0)] = None
+    gpu_memory: Annotated[Size | None, Field(gt=0)] = None
+    memory_target: Share = 0.85
+
+
+class PlanConfig(Model):
+    """The whole of plan.yaml."""
+
+    name: str | None = None
+    seed: Annotated[Count, Field(description="Seed of initialisation, and of the data order.")] = 0
+    deterministic: bool = True
+    objective: Literal["pretrain"] = "pretrain"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_schedule: ScheduleConfig = ScheduleConfig()
+    batch: BatchConfig = BatchConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitoring: MonitoringConfig = MonitoringConfig()
+    stop: StopConfig = StopConfig()
+    hardware: HardwareConfig = HardwareConfig()
+
+
+def read_plan(path: Path | None, overrides: Sequence[str] = ()) -> Loaded[PlanConfig]:
+    """plan.yaml with the `--set` overrides; without a path the overrides alone. SpecError with all problems."""
+    if path is not None:
+        return load(path, PlanConfig, overrides)
+    problems: list[Problem] = []
+    tree = compose(Document("(no plan)", os.getcwd(), "{}"), problems)
+    assert isinstance(tree, Table)
+    for override in overrides:
+        apply_override(tree, override, problems)
+    value, wrong = validate(tree, PlanConfig)
+    if value is None or problems or wrong:
+        raise SpecError(*in_order([*problems, *wrong]))
+    return Loaded(value, tree, "")
