@@ -11,11 +11,14 @@ import pyarrow as pa
 import zstandard
 
 
-def mixture(megabytes: float) -> pa.Array:
-    """large_string array of whole documents of about that size in all, from every domain of GRISTMILL_DATA."""
+def mixture(megabytes: float, pattern: str = "*") -> pa.Array:
+    """large_string array of whole documents of about that size in all, from the domains of GRISTMILL_DATA.
+
+    pattern  of the names of domains to take: `zh`, `[!z]*`
+    """
     folder = Path(os.environ["GRISTMILL_DATA"]) / "data" / "mixture"
     texts: list[str] = []
-    for path in sorted(folder.glob("*/*.jsonl.zst")):
+    for path in sorted(folder.glob(f"{pattern}/*.jsonl.zst")):
         with path.open("rb") as file:
             lines = zstandard.ZstdDecompressor().stream_reader(file).read().splitlines()
         texts.extend(orjson.loads(line)["text"] for line in lines)

@@ -131,13 +131,15 @@ def main() -> None:
 @common
 def init(out: Output, folder: Path, origin: str, name: str | None) -> int:
     """Write a corpus.yaml that runs: over this machine's own Python, or over a folder of yours."""
+    from dataclasses import asdict
+
     from pipeline.initialize import initialize
 
     made = initialize(folder, origin, name)
     lines = [f"wrote {made.config_path}", *made.notes]
     out.result(
         "\n".join(lines),
-        {"config": str(made.config_path), "sources": list(made.sources), "notes": list(made.notes)},
+        {"config": str(made.config_path), "sources": [asdict(s) for s in made.sources], "notes": list(made.notes)},
     )
     out.next(f"pipeline build {made.config_path}")
     return 0

@@ -84,7 +84,7 @@ class Driver:
         started, total = time.monotonic(), len(waiting)
         self.events(PassStarted(name, total + cached, cached, minor))
         deaths: Counter[str] = Counter()
-        results: Counter[str] = Counter()
+        results: Counter[str] = Counter()  # of each task in its present attempt
         failures: list[Failed] = []
         self._poison = None
         while waiting or self.executor.running():
@@ -145,7 +145,7 @@ class Driver:
         if n >= DEATHS_AT_MOST or (crumb is None and n > DEATHS_BEFORE_CARE):
             return None
         careful = crumb["batch"] if crumb is not None and n >= DEATHS_BEFORE_CARE else None
-        return replace(task, careful=careful, committed=results[task.key])
+        return replace(task, careful=careful, committed=task.committed + results.pop(task.key, 0))
 
     def _crumb(self, task: PassTask) -> dict | None:
         try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.records import InputFile, Lost, Part
-from pipeline.sealed import part_batches
+from pipeline.sealed import arrow_batches, part_batches
 from stages.document import DOCUMENT
 from stages.readers import Damaged, FileSlice, ReadSettings, Reject, guess_format, read_slice
 
@@ -96,8 +96,13 @@ class ReadOrigin:
         self._notes.clear()
         return taken
 
-    def inputs(self) -> list[InputFile]:
-        """What was read, with its digest."""
+    def forget(self) -> None:
+        """Drops rejects and counts of documents that an earlier attempt has booked."""
+        self.take_rejects()
+        self.take_counts()
+
+    def inputs(self, complete: bool) -> list[InputFile]:
+        """What was read. The digest comes when all of it has been read; before that it is empty."""
         return [
             InputFile(
                 uri=item.slice.uri,
@@ -105,7 +110,7 @@ class ReadOrigin:
                 end=item.slice.end,
                 size=item.size,
                 mtime_ns=item.mtime_ns,
-                digest=digest_slice(item.slice, self.settings.format),
+                digest=digest_slice(item.slice, self.settings.format) if complete else "",
             )
             for item in self.slices
         ]
@@ -126,12 +131,13 @@ class PartOrigin:
         """Document batches of the part."""
         return part_batches(folder / "data", self.part)
 
+    def forget(self) -> None:
+        """Nothing is booked here."""
+
     def empty(self, folder: Path) -> pa.RecordBatch:
         """A batch of no documents with the columns of the part."""
         for batch in self.batches(folder):
             return batch.slice(0, 0)
-        from pipeline.sealed import arrow_batches
-
         return next(arrow_batches(folder / "data" / self.part.base.name)).slice(0, 0)
 
 

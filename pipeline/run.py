@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -20,7 +21,15 @@ from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, R
 from pipeline.executor import Executor
 from pipeline.finish import finish, place_artifacts
 from pipeline.inputs import InputTask
-from pipeline.intake import QUARANTINE, encoding_of, given_tokenizer, read_quarantine, read_task, recorded
+from pipeline.intake import (
+    QUARANTINE,
+    begun,
+    encoding_of,
+    given_tokenizer,
+    read_quarantine,
+    read_task,
+    recorded,
+)
 from pipeline.origin import PartOrigin
 from pipeline.passes import Pass, pass_digest, stage_digest
 from pipeline.plan import Plan, priority_ranks
@@ -104,13 +113,16 @@ class Build:
                 if records is not None:
                     done[source, work] = records
                 else:
-                    tasks.append(task)
+                    left = begun(self.store, task.key, work)
+                    if left:
+                        done[source, work] = left
+                    tasks.append(replace(task, committed=len(left)))
                     owners[task.key] = (source, work)
         self._run_passes(
             state,
             plan,
             tasks,
-            len(done),
+            sum(not records[-1].more for records in done.values()),
             lambda task, record: done.setdefault(owners[task.key], []).append(record),
         )
         self._collect(state, plan, done)
@@ -208,7 +220,7 @@ class Build:
             for label, emission in emissions.items():
                 use = next(u for u in plan.after if u.label == label)
                 self.store.put(_emit_key(use, record.part), emission)
-            number = numbers.get(task.key, 0)
+            number = numbers.get(task.key, task.committed)
             self.store.put(task.key, record, number)
             numbers[task.key] = number + 1
             book(task, record)

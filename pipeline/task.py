@@ -33,7 +33,7 @@ DROPPED_TEXTS = 1000  # dropped documents whose text is kept, per reason and par
 TOKENIZE = "tokenize"  # the account of the last pass
 EXCERPTS = 5
 EXCERPT_CHARACTERS = 600
-STAGE_ERRORS = 20  # documents of one batch on which a stage may raise before the task gives up
+STAGE_ERRORS = 20  # documents of one part on which stages may raise before the task gives up
 ROUNDTRIP_EVERY = 64  # one document in so many, by id, is decoded again
 
 DROPPED = pa.schema(
@@ -97,24 +97,33 @@ class PassTask:
         """One record per part, with what the next global stages collected of it."""
         pa.set_cpu_count(1)
         crumb = Breadcrumb(Path(self.folder) / "tmp" / self.attempt if self.attempt else None)
-        number, open_part = 0, PartWriter(self)
+        number, filled = 0, 0
+        part = None if self.committed else PartWriter(self)
         try:
             for index, batch in enumerate(self.origin.batches(Path(self.folder))):
-                if number >= self.committed:
+                if part is not None:
                     for piece in [batch] if index != self.careful else _singles(batch):
                         crumb.write(index, piece)
-                        open_part.add(piece)
-                else:
-                    open_part.text_bytes += batch.column("text").nbytes
-                if open_part.text_bytes >= PART_BYTES and self.origin.unsplittable:
-                    if number >= self.committed:
-                        yield open_part.seal(more=True)
-                    number, open_part = number + 1, PartWriter(self)
-            yield open_part.seal(more=False)
+                        part.add(piece)
+                filled += text_size(batch)
+                if filled >= PART_BYTES and self.origin.unsplittable:
+                    if part is not None:
+                        yield part.seal(more=True)
+                    else:
+                        self.origin.forget()
+                    number, filled = number + 1, 0
+                    part = PartWriter(self) if number >= self.committed else None
+            yield (part or PartWriter(self)).seal(more=False)
         except BaseException:
-            open_part.discard()
+            if part is not None:
+                part.discard()
             raise
         crumb.clear()
+
+
+def text_size(batch: pa.RecordBatch) -> int:
+    """Bytes of UTF-8 of the texts, however the batch is cut."""
+    return int(pc.sum(pc.binary_length(batch.column("text"))).as_py() or 0)
 
 
 def _singles(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -129,13 +138,13 @@ class PartWriter:
         self.task = task
         self.folder = Path(task.folder)
         self.tally = Tally()
-        self.text_bytes = 0
         self._rows_in = 0
         self._rows_out = 0
         self._text_out = 0
         self._documents = ArrowFile(self.folder, "arrow", "lz4")
         self._dropped = ArrowFile(self.folder, "dropped.arrow", "lz4")
         self._emissions = {use.label: ArrowFile(self.folder, "emit.arrow") for use in task.emits}
+        self._stage_errors = 0
         self._texts_kept: dict[tuple[str, str], int] = {}
         self._kept: list[Excerpt] = []
         self._removed: list[Excerpt] = []
@@ -148,7 +157,6 @@ class PartWriter:
     def add(self, batch: pa.RecordBatch) -> None:
         """Runs the stages over a batch and writes what is left."""
         first, self._rows_in = self._rows_in, self._rows_in + batch.num_rows
-        self.text_bytes += batch.column("text").nbytes
         rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
         batch, rows = self._reject_quarantined(batch, rows)
         batch, rows = self._apply_facts(batch, rows, first)
@@ -243,9 +251,11 @@ class PartWriter:
                 self._reject(
                     batch.slice(i, 1), "stage-error", f"{use.label}: {type(own).__name__}: {own}"[:500]
                 )
-                if bad.sum() > STAGE_ERRORS:
+                if self._stage_errors + bad.sum() > STAGE_ERRORS:
                     break
-        if not bad.any() or bad.sum() > STAGE_ERRORS:
+        self._stage_errors += int(bad.sum())
+        most = batch.num_rows >= 4 and bad.sum() * 2 > batch.num_rows
+        if not bad.any() or most or self._stage_errors > STAGE_ERRORS:
             raise _stage_error(use.label, batch, int(bad.sum()), error) from error
         self.tally.rejected(use.label, batch, bad, "stage-error", passed=False)
         kept = batch.filter(pa.array(~bad))
@@ -272,7 +282,7 @@ class PartWriter:
             if use.stage.runs_on(self.task.source):
                 assert isinstance(use.stage, GlobalStage)
                 self._emissions[use.label].write(use.stage.emit(batch, self._rows_out))
-        self._text_out += int(pc.sum(pc.binary_length(batch.column("text"))).as_py() or 0)
+        self._text_out += text_size(batch)
         if self._tokens is not None:
             self._kept = smallest(self._kept, batch)
             batch = self._tokens.add(batch)
@@ -294,7 +304,7 @@ class PartWriter:
         lost: Sequence[Lost] = ()
         inputs: Sequence[InputFile] = ()
         if isinstance(origin, ReadOrigin):
-            lost, inputs = origin.lost, origin.inputs() if not more else ()
+            lost, inputs = origin.lost, origin.inputs(complete=not more)
             self._rejects.extend(origin.take_rejects())
             self.tally.read(origin.take_counts())
         documents = self._documents.seal()

@@ -393,5 +393,7 @@ def _stretch_words(longest: int, sources: Sequence[Source], stretch: Stretch) ->
             used.append((source.uid, source.digest, rows.total, samples, rows.digest))
         elif samples:
             used.append((source.uid, source.digest, source.units, samples, ""))
-    phase = {"steps": stretch.steps, "batch": stretch.batch, "seq_len": stretch.seq_len, "unit": longest}
+    packed = any(source.rows for source in sources)
+    unit = stretch.seq_len if packed else longest  # a later phase with longer rows changes nothing of an earlier one
+    phase = {"steps": stretch.steps, "batch": stretch.batch, "seq_len": stretch.seq_len, "unit": unit}
     return [canonical_json(phase), canonical_json(sorted(used))]

@@ -44,3 +44,26 @@ class DiesOnce(RowStage):
             open(self.marker, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return batch
+
+
+class RaisesAfter(RowStage):
+    """Fails on whole batches once it has been called `calls` times in this process, and counts the texts it saw."""
+
+    name: ClassVar[str] = "raises-after"
+    calls: int
+    called: ClassVar[int] = 0
+    seen_texts: ClassVar[int] = 0
+    extra: ClassVar[int] = 0
+
+    @classmethod
+    def reset(cls, extra: int = 0) -> None:
+        """Starts counting anew; `extra` calls are forgiven."""
+        cls.called, cls.seen_texts, cls.extra = 0, 0, extra
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows:
+            type(self).called += 1
+            type(self).seen_texts += batch.num_rows
+            if self.called > self.calls + self.extra:
+                raise SystemError("gave up")
+        return batch

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from pipeline.cluster import OnRay
+from pipeline.corpus import Source
 from pipeline.events import Event, Quarantined, WorkerDied
+from pipeline.store import Store
 from stages.contract.manifest import load_manifest
 from stages.contract.problem import RunError
+from tests.pipeline import poison
 from tests.pipeline.corpora import document, run_build, snapshot, write_config, write_jsonl
 
 
@@ -38,6 +43,36 @@ def test_a_stage_that_raises_on_everything_fails_the_build(tmp_path: Path) -> No
         run_build(make(tmp_path, ["RAISE " + document(i) for i in range(40)], "tests.pipeline.poison:Raises"))
     assert "too much for me" in str(error.value)
     assert "a.jsonl" in str(error.value)
+
+
+def test_a_large_file_in_one_piece_goes_on_behind_the_parts_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.inputs.TASK_BYTES", 1000)
+    monkeypatch.setattr("pipeline.task.PART_BYTES", 30_000)
+    rows = [orjson.dumps({"text": document(i, 300)}) for i in range(120)] + [b"[]"]
+    folder = tmp_path / "in" / "web"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b"\n".join(rows), mtime=0))
+    write_jsonl(tmp_path / "in" / "books" / "b.jsonl", [document(900)])
+    config = write_config(tmp_path, tmp_path / "in", "  - normalize\n  - tests.pipeline.poison:RaisesAfter: {calls: 4}\n")
+    settings = Source.settings
+    monkeypatch.setattr(Source, "settings", lambda self, name: replace(settings(self, name), batch_bytes=10_000))
+    where = f"sources.web.path={folder / 'a.jsonl.gz'}"
+    poison.RaisesAfter.reset()
+    with pytest.raises(RunError, match="gave up"):
+        run_build(config, [where])
+    with Store(tmp_path / "out") as store:
+        parts = sum(1 for record in store._records.values() if record["record"].get("more"))
+    assert parts >= 1
+    poison.RaisesAfter.reset(1000)
+    run_build(config, [where])
+    assert poison.RaisesAfter.seen_texts < 120  # what was done is read past, not done again
+    poison.RaisesAfter.reset(1000)
+    run_build(config, [where, f"output.path={tmp_path / 'fresh'}"])
+    assert poison.RaisesAfter.seen_texts == 121
+    assert snapshot(tmp_path / "fresh") == snapshot(tmp_path / "out")
+    assert load_manifest(tmp_path / "out").rejects.total == 1
 
 
 @pytest.mark.ray
