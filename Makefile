@@ -42,10 +42,10 @@ $(VENV)/.installed-train: $(SPEC) | $(BIN)/python
 	$(call install,train)
 
 $(VENV)/.installed-dev: $(SPEC) | $(BIN)/python
-	$(call install,train$(comma)dev)
+	$(call install,train$(comma)web$(comma)dev)
 
 $(VENV)/.installed-bench: $(SPEC) | $(BIN)/python
-	$(call install,train$(comma)bench)
+	$(call install,train$(comma)web$(comma)bench)
 
 comma := ,
 

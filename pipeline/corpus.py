@@ -163,9 +163,15 @@ class Packing(Model):
 
 
 class MaterializedSize(Model):
-    """How long the mixed shards are."""
+    """How long the mixed shards are, and how often a source may be read for them."""
 
     tokens: Annotated[Count, Field(description="Tokens of the mixed shards.", gt=0)]
+    repeat_limit: Annotated[
+        float | None, Field(description="How often any source may be read at most.", gt=0)
+    ] = None
+    repeat_limits: Annotated[
+        dict[str, float], Field(description="The same for single sources; wins over repeat_limit.")
+    ] = {}
 
 
 class Materialized(Model):

@@ -5,25 +5,25 @@ The old manifest goes first: while shards are being replaced there is no manifes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import orjson
 
 from pipeline.events import Warned
-from pipeline.passes import ENGINE_VERSION
-from pipeline.records import FileRef, ShardRecord, TableRecord
+from pipeline.corpus import Materialized
+from pipeline.materialize import mix
+from pipeline.members import Member, cut_members, pack_members, write_members
+from pipeline.records import FileRef, TableRecord
 from pipeline.report import write_report
 from pipeline.sealed import arrow_batches
-from pipeline.shards import Boundary, Cut, DroppedTask, ShardTask, cut_shards, place
+from pipeline.shards import Boundary, DroppedTask, place
 from stages.contract.files import atomic_file
 from stages.contract.manifest import (
     FILE_NAME,
     Checks,
     DamagedFile,
-    FileEntry,
     FunnelStep,
     Inputs,
     Lengths,
@@ -31,7 +31,6 @@ from stages.contract.manifest import (
     RejectEntry,
     Rejects,
     Roundtrip,
-    ShardEntry,
     SourceEntry,
     TokenizerEntry,
     save,
@@ -57,11 +56,14 @@ def finish(build: Build, state: BuildState) -> Path:
     path, sha = build.tokenizer(state)
     encoder = Encoder.load(str(path), eos=build.corpus.tokenizer.eos)
     _check_roundtrip(state)
-    cuts, lengths = _cut(build, state)
-    shards = _write_shards(build, state, cuts, sha, encoder)
+    members = cut_members(build, state)
+    write_members(build, state, members, sha, encoder)
+    if isinstance(build.corpus.output.mixture, Materialized):
+        members = [*(member.without_shards() for member in members), mix(build, state, members, encoder)]
+    pack_members(build, state, members)
     dropped = _write_dropped(build, state)
     out = build.store.out
-    files = _final_files(state, shards, dropped)
+    files = _final_files(build, state, members, dropped)
     old = out / FILE_NAME
     if old.exists() and not all(_same(build.store.path(ref), out / name) for name, ref in files.items()):
         old.unlink()
@@ -70,7 +72,7 @@ def finish(build: Build, state: BuildState) -> Path:
     if build.corpus.tokenizer.path is not None:
         _copy(Path(build.corpus.tokenizer.path), out / "tokenizer" / "tokenizer.json")
     rejects = _write_rejects(build, state)
-    manifest = _manifest(build, state, shards, lengths, encoder, sha, rejects)
+    manifest = _manifest(build, state, members, encoder, sha, rejects)
     _remove_strays(out, {*files, "tokenizer/tokenizer.json"})
     write_report(build, state, manifest)
     saved = save(out, manifest)
@@ -102,76 +104,6 @@ def _check_roundtrip(state: BuildState) -> None:
                 repairs=("use a byte-level tokenizer without a normaliser",),
             )
         )
-
-
-Cuts = dict[str, tuple[list[Cut], list[Cut]]]
-
-
-def _cut(build: Build, state: BuildState) -> tuple[Cuts, dict[str, np.ndarray]]:
-    corpus = build.corpus
-    cuts: Cuts = {}
-    lengths = {}
-    for source in build.inputs:
-        records = [p.record for p in state.parts if p.source == source]
-        train, held, lengths[source] = cut_shards(
-            records,
-            build.store.data,
-            corpus.output.shard_tokens,
-            corpus.holdout.share,
-            corpus.holdout.max_documents,
-        )
-        cuts[source] = train, held
-    if not any(train for train, _ in cuts.values()):
-        raise RunError(
-            Problem(
-                "R003",
-                "nothing is left to train on: every document of every source was dropped or rejected",
-                repairs=("see the counts above, and dropped/ and rejects.jsonl for the reasons",),
-            )
-        )
-    return cuts, lengths
-
-
-def _write_shards(
-    build: Build, state: BuildState, cuts: Cuts, sha: str, encoder: Encoder
-) -> dict[tuple[str, str, int], ShardRecord]:
-    """Shard records by (source, `shards` or `holdout`, number)."""
-    done: dict[tuple[str, str, int], ShardRecord] = {}
-    tasks, owners = [], {}
-    for source, sides in cuts.items():
-        for kind, side in zip(("shards", "holdout"), sides, strict=True):
-            for number, cut in enumerate(side):
-                contents = [(s.documents.digest, s.tokens.digest, s.first, s.last) for s in cut.segments]
-                key = digest(
-                    "shard",
-                    str(ENGINE_VERSION),
-                    sha,
-                    str(encoder.eos_id),
-                    canonical_json([contents, cut.threshold, cut.holdout]),
-                )
-                record = build.store.get(key, ShardRecord)
-                if record is not None:
-                    done[source, kind, number] = record
-                    continue
-                owners[key] = source, kind, number
-                tasks.append(
-                    ShardTask(
-                        key,
-                        f"{kind}/{source}/{number:05d}",
-                        str(build.store.work),
-                        cut,
-                        encoder.vocab_size,
-                        encoder.eos_id,
-                    )
-                )
-
-    def book(task: ShardTask, record: ShardRecord) -> None:
-        build.store.put(task.key, record)
-        done[owners[task.key]] = record
-
-    state.ran["shards"] = len(tasks)
-    build.driver.run("write shards", tasks, len(done), book)
-    return done
 
 
 def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
@@ -207,17 +139,12 @@ def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
 
 
 def _final_files(
-    state: BuildState,
-    shards: dict[tuple[str, str, int], ShardRecord],
-    dropped: dict[str, TableRecord],
+    build: Build, state: BuildState, members: Sequence[Member], dropped: dict[str, TableRecord]
 ) -> dict[str, FileRef]:
     """Path in the output folder -> sealed file."""
     files: dict[str, FileRef] = {}
-    for (source, kind, number), record in sorted(shards.items()):
-        base = f"{kind}/{source}"
-        files[f"{base}/{number:05d}.tok"] = record.tok
-        files[f"{base}/{number:05d}.idx"] = record.idx
-        files[f"{base}/docs-{number:05d}.arrow"] = record.docs
+    for member in members:
+        files |= member.files(build.corpus.output.layout)
     for source, table in sorted(dropped.items()):
         if table.rows:
             files[f"dropped/{source}.arrow"] = table.file
@@ -266,59 +193,21 @@ def _rejects(build: Build, state: BuildState) -> Iterator[dict]:
 def _manifest(
     build: Build,
     state: BuildState,
-    shards: dict[tuple[str, str, int], ShardRecord],
-    lengths: dict[str, np.ndarray],
+    members: Sequence[Member],
     encoder: Encoder,
     sha: str,
     rejects: Rejects,
 ) -> Manifest:
     corpus = build.corpus
-    sources = {}
-    for source in build.inputs:
-        train, held = (
-            [
-                _entry(source, kind, n, r)
-                for (s, kind, n), r in sorted(shards.items())
-                if (s, kind) == (source, wanted)
-            ]
-            for wanted in ("shards", "holdout")
-        )
-        mine = [r for (s, kind, _), r in shards.items() if s == source and kind == "shards"]
-        files = state.input_files.get(source, [])
-        sources[source] = SourceEntry(
-            uid=source_uid(source),
-            digest=source_digest(train),
-            license=corpus.sources[source].license,
-            documents=sum(r.documents for r in mine),
-            tokens=sum(r.tokens for r in mine),
-            text_bytes=sum(r.text_bytes for r in mine),
-            largest_id=max((r.largest_id for r in mine), default=-1),
-            lengths=Lengths.of(lengths[source]),
-            shards=tuple(train),
-            holdout=tuple(held),
-            inputs=Inputs(
-                files=len({f.uri for f in files}),
-                bytes=sum({f.uri: f.size for f in files}.values()),
-                digest=digest(canonical_json(sorted([f.uri, f.start, f.end, f.digest] for f in files))),
-            ),
-            funnel=tuple(
-                FunnelStep(
-                    stage=c.stage,
-                    documents_in=c.documents_in,
-                    documents_out=c.documents_out,
-                    dropped=c.dropped,
-                    rejected=sum(c.rejected.values()),
-                )
-                for c in build.accounts(state, source)
-            ),
-        )
+    sources = {member.name: _source_entry(build, state, member) for member in members}
     total = sum(s.tokens for s in sources.values())
-    mixture = corpus.mix or {name: entry.tokens / total for name, entry in sources.items()}
-    for name, entry in sources.items():
-        if not entry.tokens:
-            text = f"source {name} has no tokens left" + (
-                f", but a weight of {mixture[name]:g} in mix" if mixture.get(name) else ""
-            )
+    mixed = isinstance(corpus.output.mixture, Materialized)
+    by_tokens = {name: entry.tokens / total for name, entry in sources.items()}
+    mixture = by_tokens if mixed else corpus.mix or by_tokens
+    for member in members:
+        if not sources[member.name].tokens and not mixed:
+            weight = mixture.get(member.name)
+            text = f"source {member.name} has no tokens left" + (f", but a weight of {weight:g} in mix" if weight else "")
             build.events(Warned("W001", text))
     return Manifest(
         name=corpus.name,
@@ -334,7 +223,7 @@ def _manifest(
         ),
         sources=sources,
         mixture=mixture,
-        phases=corpus.phases,
+        phases=() if mixed else corpus.phases,
         checks=Checks(
             roundtrip=Roundtrip(documents=sum(p.record.roundtrip[0] for p in state.parts), failures=0),
         ),
@@ -344,22 +233,51 @@ def _manifest(
     )
 
 
-def _entry(source: str, kind: str, number: int, record: ShardRecord) -> ShardEntry:
-    name = f"{kind}/{source}/{number:05d}"
-    return ShardEntry(
-        name=name,
-        documents=record.documents,
-        tokens=record.tokens,
-        files={
-            "tok": FileEntry(bytes=record.tok.bytes, sha256=record.tok.digest),
-            "idx": FileEntry(bytes=record.idx.bytes, sha256=record.idx.digest),
-            "docs": FileEntry(
-                bytes=record.docs.bytes,
-                sha256=record.docs.digest,
-                name=f"{kind}/{source}/docs-{number:05d}.arrow",
-            ),
-        },
+def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntry:
+    """What the manifest says of one member."""
+    train, held = member.entries(build.corpus.output.layout)
+    files = state.input_files.get(member.source, [])
+    return SourceEntry(
+        uid=source_uid(member.name),
+        digest=source_digest(train),
+        license=member.license,
+        documents=sum(r.documents for r in member.shards),
+        tokens=sum(r.tokens for r in member.shards),
+        text_bytes=sum(r.text_bytes for r in member.shards),
+        largest_id=max((r.largest_id for r in member.shards), default=-1),
+        lengths=Lengths.of(member.lengths),
+        shards=train,
+        holdout=held,
+        bucket=member.bucket,
+        inputs=Inputs(
+            files=len({f.uri for f in files}),
+            bytes=sum({f.uri: f.size for f in files}.values()),
+            digest=digest(canonical_json(sorted([f.uri, f.start, f.end, f.digest] for f in files))),
+        ),
+        funnel=_funnel(build, state, member),
     )
+
+
+def _funnel(build: Build, state: BuildState, member: Member) -> tuple[FunnelStep, ...]:
+    """What each stage did to the source; for a tier, then how many went to the others."""
+    if member.source not in build.inputs:
+        return ()  # mixed of several sources, whose own entries say it
+    steps = [
+        FunnelStep(
+            stage=c.stage,
+            documents_in=c.documents_in,
+            documents_out=c.documents_out,
+            dropped=c.dropped,
+            rejected=sum(c.rejected.values()),
+        )
+        for c in build.accounts(state, member.source)
+    ]
+    if member.tier is not None:
+        mine = sum(r.documents for r in (*member.shards, *member.holdout))
+        every = steps[-1].documents_out
+        others = {"in other buckets": every - mine}
+        steps.append(FunnelStep(stage="buckets", documents_in=every, documents_out=mine, dropped=others))
+    return tuple(steps)
 
 
 def _remove_strays(out: Path, wanted: set[str]) -> None:

@@ -17,6 +17,7 @@ from pipeline.task import Encoding, PassTask
 from stages.contract.files import sha256_file
 from stages.contract.names import canonical_json, digest
 from stages.document import document_id
+from stages.readers import recipe
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -57,6 +58,7 @@ def read_task(
     return PassTask(
         key=digest(
             work.key(settings),
+            canonical_json(recipe(inputs.settings, work.slices[0].slice.uri)),
             pass_digest(first, source, encoding, tokenizer[1] if tokenizer else None),
             *(f"{q['uri']}\0{q['record']}" for q in bad),
         ),

@@ -57,6 +57,17 @@ def priority_ranks(corpus: Corpus) -> dict[str, int]:
     return {name: order.index(source.priority) for name, source in corpus.sources.items()}
 
 
+def _by_source(corpus: Corpus, mix: dict[str, float] | None) -> dict[str, float] | None:
+    """A mix with the weights of buckets added to their source: documents are in no bucket yet."""
+    if mix is None:
+        return None
+    found: dict[str, float] = {}
+    for name, weight in mix.items():
+        source = name if name in corpus.sources else name.rpartition(".")[0]
+        found[source] = found.get(source, 0.0) + weight
+    return found
+
+
 def _trainer(corpus: Corpus) -> Any:
     from stages.bpe import TrainTokenizer
 
@@ -65,7 +76,7 @@ def _trainer(corpus: Corpus) -> Any:
     return TrainTokenizer(
         vocab_size=wanted.vocab_size,
         train_on=wanted.train_on,
-        train_mix=wanted.train_mix or corpus.mix,
+        train_mix=_by_source(corpus, wanted.train_mix or corpus.mix),
         digits=wanted.digits,
         split_han=wanted.split_han,
         seed=corpus.seed,

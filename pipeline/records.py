@@ -143,18 +143,30 @@ class FactsRecord(Record):
 
 
 class ShardRecord(Record):
-    """One finished shard, still under its content names."""
+    """One finished shard, still under its content names. `tok` is the file of its tokens in either layout."""
 
     tok: FileRef
     idx: FileRef
+    crc: FileRef
     docs: FileRef
+    segments: tuple[tuple[int, int], ...] = ()  # where tokens stand in an Arrow file
     documents: int
     tokens: int
     largest_id: int
     text_bytes: int
 
     def files(self) -> list[FileRef]:
-        return [self.tok, self.idx, self.docs]
+        return [self.tok, self.idx, self.crc, self.docs]
+
+
+class RowsRecord(Record):
+    """Packed rows of one length of one shard, and how many each group of documents has."""
+
+    file: FileRef
+    groups: tuple[int, ...]
+
+    def files(self) -> list[FileRef]:
+        return [self.file]
 
 
 class TableRecord(Record):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +28,7 @@ METADATA = re.compile(r"\.warc\.wat(\.(gz|zst))?$", re.IGNORECASE)
 def relation_problems(tree: Table) -> list[Problem]:
     """Everything that the parts of the file, each right in itself, get wrong about each other."""
     weights = [*_mixes(tree), *_phase_sizes(tree)]
-    checks = (_names, _stage_sources, _tokenizer, _address, _not_built)
+    checks = (_names, _stage_sources, _buckets, _tokenizer, _address, _not_built)
     others = [problem for check in checks for problem in check(tree)]
     return [*others, *(weights or _average(tree))]  # an average of wrong numbers says nothing
 
@@ -64,6 +65,9 @@ def _names(tree: Table) -> Iterator[Problem]:
     for name in buckets if isinstance(buckets, Table) else ():
         if name not in _sources(tree):
             yield _no_source(tree, name, ("buckets", name))
+    if "mixed" in _sources(tree) and isinstance(value_at(tree, ("output", "mixture")), Table):
+        message = "a source is called `mixed`, and so are the shards of a materialized mixture"
+        yield Problem("C016", message, place(tree, ("sources", "mixed"), key=True), ("give the source another name",))
 
 
 def _no_source(tree: Table, name: str, path: Path, names: Any = None, key: bool = True) -> Problem:
@@ -88,6 +92,40 @@ def _stage_sources(tree: Table) -> Iterator[Problem]:
         if settings.get("only") is not None and settings.get("except") is not None:
             message = f"{path_text(at)} has both `only` and `except`"
             yield Problem("C017", message, place(tree, (*at, "except"), key=True), ("keep one of the two",))
+
+
+def _buckets(tree: Table) -> Iterator[Problem]:
+    """A source is cut by quantiles or by edges, which rise; quantiles lie between 0 and 1."""
+    buckets = tree.get("buckets")
+    for name, settings in buckets.items() if isinstance(buckets, Table) else ():
+        at: Path = ("buckets", name)
+        if not isinstance(settings, Table):
+            continue
+        given = [word for word in ("quantiles", "edges") if isinstance(settings.get(word), Items)]
+        if len(given) != 1:
+            has = "has both quantiles and edges" if given else "has neither quantiles nor edges"
+            message = f"{path_text(at)} {has}: one of the two says where {name} is cut"
+            repairs = ("keep one of the two",) if given else ("write quantiles: [50%, 80%] for three buckets",)
+            yield Problem("C017" if given else "C002", message, place(tree, at, key=True), repairs)
+            continue
+        cuts = [_cut_value(one) for one in settings[given[0]]]
+        numbers = [one for one in cuts if one is not None]
+        if len(numbers) < len(cuts):
+            continue  # a cut that is no number: said by its type
+        inside = given == ["edges"] or all(0 < one < 1 for one in numbers)
+        if not cuts or not inside or any(a >= b for a, b in pairwise(numbers)):
+            rule = "rise" if given == ["edges"] else "rise and lie between 0 % and 100 %"
+            yield Problem("C005", f"{path_text((*at, given[0]))} must {rule}", place(tree, (*at, given[0])))
+
+
+def _cut_value(value: Any) -> float | None:
+    try:
+        return read_share(value)
+    except ValueError:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return None
 
 
 def _mixes(tree: Table) -> Iterator[Problem]:
@@ -218,17 +256,6 @@ def _address(tree: Table) -> Iterator[Problem]:
 
 def _not_built(tree: Table) -> Iterator[Problem]:
     """Parts of the design that later work brings."""
-    cases: list[tuple[Path, str, str]] = []
-    if tree.get("buckets"):
-        cases.append((("buckets",), "writing a source in buckets", "remove it; weights are per source until then"))
-    if value_at(tree, ("output", "layout")) == "arrow":
-        cases.append((("output", "layout"), "layout: arrow", "write layout: memmap"))
-    if value_at(tree, ("output", "packing", "lengths")):
-        cases.append((("output", "packing", "lengths"), "packing at build", "remove it; the trainer packs as it reads"))
-    if isinstance(value_at(tree, ("output", "mixture")), Table):
-        cases.append((("output", "mixture"), "a materialized mixture", "write mixture: by-source"))
-    for path, what, repair in cases:
-        yield Problem("C009", f"{what} is not built yet", place(tree, path, key=True), (repair,))
     for name, source in _sources(tree).items():
         given = source.get("path") if isinstance(source, Table) and source.get("format") is None else None
         for pattern in [given] if isinstance(given, Text) else given if isinstance(given, Items) else ():

@@ -43,10 +43,11 @@ def write_report(build: Build, state: BuildState, manifest: Manifest) -> None:
 
 
 def _source(build: Build, state: BuildState, manifest: Manifest, name: str) -> dict[str, Any]:
-    parts = [p for p in state.parts if p.source == name]
-    counts = build.accounts(state, name)
-    most = max((c.documents_in for c in counts), default=0) or 1
     entry = manifest.sources[name]
+    source = entry.bucket.of if entry.bucket is not None else name
+    parts = [p for p in state.parts if p.source == source]
+    counts = build.accounts(state, source)
+    most = max((c.documents_in for c in counts), default=0) or 1
     return {
         "name": name,
         "entry": entry,

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,13 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.records import FileRef, Part, PassRecord, ShardRecord, TableRecord
-from pipeline.sealed import ArrowFile, arrow_batches, part_column
+from pipeline.records import FileRef, Part, PassRecord, RowsRecord, ShardRecord, TableRecord
+from pipeline.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
 from pipeline.task import DROPPED, DROPPED_TEXTS
+from stages.arrow_shard import write_arrow_shard
 from stages.contract.files import fsync_folder
-from stages.contract.shard import Documents, token_dtype, write_shard
+from stages.contract.rows import rows_kind
+from stages.contract.shard import Documents, read_index, token_dtype, write_shard
 from stages.document import with_column
 from stages.exchange import read_inbox
+from stages.pack import pack_shard
 
 HOLDOUT_FLOOR = 20  # documents, where the source has ten times as many
 HOLDOUT_FLOOR_FROM = 200
@@ -42,25 +45,62 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Tier:
+    """Documents whose column is at least `low` and below `high`; None is no bound."""
+
+    column: str
+    low: float | None
+    high: float | None
+
+    def holds(self, values: np.ndarray) -> np.ndarray:
+        """Whether each value lies in the tier."""
+        mine = np.ones(len(values), bool) if self.low is None else values >= self.low
+        return mine if self.high is None else mine & (values < self.high)
+
+
+@dataclass(frozen=True)
 class Cut:
-    """One shard to be written: its documents are those of the segments on one side of the holdout threshold."""
+    """One shard to be written: of its segments the documents on one side of the holdout threshold, of one tier."""
 
     segments: tuple[Segment, ...]
     threshold: int  # keys up to and including it are held out; -1 = none
     holdout: bool
+    tier: Tier | None = None
 
 
-def cut_shards(
-    records: Sequence[PassRecord], data: Path, shard_tokens: int, share: float, most: int
-) -> tuple[list[Cut], list[Cut], np.ndarray]:
-    """`(training shards, holdout shards, lengths of training documents)` of one source."""
-    lengths = [_numbers(data, r.part, "length") for r in records]
-    keys = [_numbers(data, r.part, "holdout_key") for r in records]
-    all_keys = np.concatenate(keys) if keys else np.empty(0, np.uint64)
-    threshold = holdout_threshold(all_keys, share, most)
-    train, held = (_cut(records, lengths, keys, threshold, shard_tokens, side) for side in (False, True))
-    of_train = [n[on_side(k, threshold, False)] for n, k in zip(lengths, keys, strict=True)]
-    return train, held, np.concatenate(of_train) if of_train else np.empty(0, np.uint32)
+@dataclass(frozen=True)
+class Numbers:
+    """What the driver knows of the documents of a source, part by part: arrays of one number a document."""
+
+    records: tuple[PassRecord, ...]
+    lengths: tuple[np.ndarray, ...]
+    keys: tuple[np.ndarray, ...]
+    values: tuple[np.ndarray, ...]  # of the column of its buckets; empty without
+    threshold: int
+
+    @classmethod
+    def of(cls, records: Sequence[PassRecord], data: Path, share: float, most: int, column: str | None) -> Numbers:
+        """The numbers of a source, and its holdout threshold."""
+        lengths = tuple(_numbers(data, r.part, "length") for r in records)
+        keys = tuple(_numbers(data, r.part, "holdout_key") for r in records)
+        values = tuple(_values(data, r.part, column) for r in records) if column is not None else ()
+        all_keys = np.concatenate(keys) if keys else np.empty(0, np.uint64)
+        return cls(tuple(records), lengths, keys, values, holdout_threshold(all_keys, share, most))
+
+    def cut(self, shard_tokens: int, holdout: bool, tier: Tier | None = None) -> list[Cut]:
+        """The shards of one side of the holdout, of one tier if one is given."""
+        mine = [self._mine(i, holdout, tier) for i in range(len(self.records))]
+        cuts = _cut(self.records, self.lengths, mine, shard_tokens)
+        return [Cut(segments, self.threshold, holdout, tier) for segments in cuts]
+
+    def lengths_of(self, tier: Tier | None = None) -> np.ndarray:
+        """Tokens of each training document."""
+        found = [n[self._mine(i, False, tier)] for i, n in enumerate(self.lengths)]
+        return np.concatenate(found) if found else np.empty(0, np.uint32)
+
+    def _mine(self, i: int, holdout: bool, tier: Tier | None) -> np.ndarray:
+        side = on_side(self.keys[i], self.threshold, holdout)
+        return side if tier is None else side & tier.holds(self.values[i])
 
 
 def holdout_threshold(keys: np.ndarray, share: float, most: int) -> int:
@@ -79,20 +119,14 @@ def holdout_threshold(keys: np.ndarray, share: float, most: int) -> int:
 
 
 def _cut(
-    records: Sequence[PassRecord],
-    lengths: list[np.ndarray],
-    keys: list[np.ndarray],
-    threshold: int,
-    shard_tokens: int,
-    holdout: bool,
-) -> list[Cut]:
-    cuts: list[Cut] = []
+    records: Sequence[PassRecord], lengths: Sequence[np.ndarray], mine: Sequence[np.ndarray], shard_tokens: int
+) -> list[tuple[Segment, ...]]:
+    cuts: list[tuple[Segment, ...]] = []
     segments: list[Segment] = []
     filled = 0
-    for record, length, key in zip(records, lengths, keys, strict=True):
+    for record, length, chosen in zip(records, lengths, mine, strict=True):
         assert record.tokens is not None
-        mine = on_side(key, threshold, holdout)
-        total = np.cumsum(np.where(mine, length, 0), dtype=np.int64)
+        total = np.cumsum(np.where(chosen, length, 0), dtype=np.int64)
         start, row, rows = 0, 0, len(length)
         while row < rows:
             room = shard_tokens - filled
@@ -104,10 +138,10 @@ def _cut(
                 filled += int(total[end - 1]) - start
                 start, row = int(total[end - 1]), end
             if row < rows and filled:
-                cuts.append(Cut(tuple(segments), threshold, holdout))
+                cuts.append(tuple(segments))
                 segments, filled = [], 0
     if filled:
-        cuts.append(Cut(tuple(segments), threshold, holdout))
+        cuts.append(tuple(segments))
     return cuts
 
 
@@ -122,9 +156,17 @@ def _numbers(data: Path, part: Part, name: str) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False) if len(column) else np.empty(0, np.uint64)
 
 
+def _values(data: Path, part: Part, name: str) -> np.ndarray:
+    """A column as float64; NaN where a document has no value, or the part no such column."""
+    names = {field for batch in part_batches(data, part) for field in batch.schema.names}
+    if name not in names:
+        return np.full(part.rows, np.nan)
+    return part_column(data, part, name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
 @dataclass(frozen=True)
 class ShardTask:
-    """Writes one shard."""
+    """Writes one shard, in the layout `memmap` or `arrow`."""
 
     key: str
     name: str
@@ -132,37 +174,14 @@ class ShardTask:
     cut: Cut
     vocab_size: int
     eos_id: int
+    layout: str = "memmap"
 
     def run(self) -> Iterator[ShardRecord]:
-        """One record: the shard's three files under content names."""
+        """One record: the shard's files under content names."""
         pa.set_cpu_count(1)
         folder = Path(self.folder)
-        base = folder / "tmp" / f"shard-{secrets.token_hex(8)}"
-        text_bytes = 0
         with ArrowFile(folder, "docs.arrow", "lz4") as docs:
-
-            def batches() -> Iterator[Documents]:
-                nonlocal text_bytes
-                for documents, batch in self._documents(folder):
-                    docs.write(batch)
-                    text_bytes += int(pc.sum(batch.column("text_bytes")).as_py() or 0)
-                    yield documents
-
-            facts = write_shard(base, batches(), self.vocab_size, self.eos_id)
-            docs_ref = docs.seal()
-        files = {}
-        for kind, fact in (("tok", facts.tok), ("idx", facts.idx)):
-            files[kind] = FileRef(name=f"{fact.sha256[:32]}.{kind}", bytes=fact.bytes, digest=fact.sha256)
-            os.replace(f"{base}.{kind}", folder / "data" / files[kind].name)
-        fsync_folder(folder / "data")
-        yield ShardRecord(
-            **files,
-            docs=docs_ref,
-            documents=facts.documents,
-            tokens=facts.tokens,
-            largest_id=facts.largest_id,
-            text_bytes=text_bytes,
-        )
+            yield write_record(folder, self._documents(folder), docs, self.vocab_size, self.eos_id, self.layout)
 
     def _documents(self, folder: Path) -> Iterator[tuple[Documents, pa.RecordBatch]]:
         dtype = token_dtype(self.vocab_size)
@@ -181,6 +200,9 @@ class ShardTask:
                     mine[low:high] = on_side(
                         batch.column("holdout_key").to_numpy()[low:high], self.cut.threshold, self.cut.holdout
                     )
+                    if self.cut.tier is not None:
+                        values = batch.column(self.cut.tier.column).cast(pa.float64())
+                        mine &= self.cut.tier.holds(values.to_numpy(zero_copy_only=False))
                     yield self._take(batch, tokens[position : int(ends[-1])], length, mine)
                 row += len(length)
                 position = int(ends[-1]) if len(ends) else position
@@ -191,6 +213,70 @@ class ShardTask:
         chosen = batch.filter(pa.array(mine)).drop_columns(["holdout_key"])
         ids = np.frombuffer(b"".join(chosen.column("id").to_pylist()), "V16")
         return Documents(tokens[np.repeat(mine, length)], length[mine], ids), chosen
+
+
+def write_record(
+    folder: Path,
+    content: Iterable[tuple[Documents, pa.RecordBatch]],
+    docs: ArrowFile,
+    vocab_size: int,
+    eos_id: int,
+    layout: str,
+) -> ShardRecord:
+    """Writes a shard from documents and their rows of provenance, which have a column `text_bytes`."""
+    base = folder / "tmp" / f"shard-{secrets.token_hex(8)}"
+    text_bytes = 0
+
+    def batches() -> Iterator[Documents]:
+        nonlocal text_bytes
+        for documents, batch in content:
+            docs.write(batch)
+            text_bytes += int(pc.sum(batch.column("text_bytes")).as_py() or 0)
+            yield documents
+
+    segments: tuple[tuple[int, int], ...] = ()
+    if layout == "arrow":
+        facts, segments = write_arrow_shard(base, batches(), vocab_size, eos_id)
+    else:
+        facts = write_shard(base, batches(), vocab_size, eos_id)
+    docs_ref = docs.seal()
+    kind = "arrow" if layout == "arrow" else "tok"
+    files = {}
+    for field, suffix, fact in (("tok", kind, facts.tok), ("idx", "idx", facts.idx), ("crc", "crc", facts.crc)):
+        files[field] = FileRef(name=f"{fact.sha256[:32]}.{suffix}", bytes=fact.bytes, digest=fact.sha256)
+        os.replace(f"{base}.{suffix}", folder / "data" / files[field].name)
+    fsync_folder(folder / "data")
+    return ShardRecord(
+        **files,
+        docs=docs_ref,
+        segments=segments,
+        documents=facts.documents,
+        tokens=facts.tokens,
+        largest_id=facts.largest_id,
+        text_bytes=text_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class RowsTask:
+    """Packs the documents of one shard into rows of one length."""
+
+    key: str
+    name: str
+    folder: str
+    idx: FileRef
+    tokens: int
+    length: int
+    whole: bool = False  # documents longer than a row are not cut
+
+    def run(self) -> Iterator[RowsRecord]:
+        """One record: the file of the rows, and their groups."""
+        folder = Path(self.folder)
+        records = read_index(folder / "data" / self.idx.name, self.tokens)
+        packing = pack_shard(records["length"], records["id"], self.length, self.whole)
+        file = SealedFile(folder, rows_kind(self.length))
+        file.write(packing.rows.to_bytes())
+        yield RowsRecord(file=file.seal(), groups=packing.groups)
 
 
 @dataclass(frozen=True)

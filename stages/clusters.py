@@ -143,6 +143,21 @@ def compare_runs(sketches, starts, heads, need):
     return better[:found], worse[:found], agreement[:found], compared
 
 
+@njit(types.Tuple((types.int64[::1], types.int64[::1]))(U64_2, U64_2, types.int64), cache=True, nogil=True)
+def compare_all(left_sketches, right_sketches, need):
+    """Row numbers `(left, right)` of all pairs that are similar enough, in order of right, then left."""
+    left, right, found = np.empty(1024, np.int64), np.empty(1024, np.int64), 0
+    for j in range(len(right_sketches)):
+        for i in range(len(left_sketches)):
+            if _agreement(left_sketches[i], right_sketches[j], need) == 0:
+                continue
+            if found == len(left):
+                left, right = np.append(left, np.empty_like(left)), np.append(right, np.empty_like(right))
+            left[found], right[found] = i, j
+            found += 1
+    return left[:found], right[:found]
+
+
 def new_states(documents: int) -> np.ndarray:
     """Two bits per document, all KEPT: uint8, four documents a byte."""
     return np.zeros((documents + 3) // 4, np.uint8)

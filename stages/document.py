@@ -109,3 +109,8 @@ def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
     return content, numbers
+
+
+def text_array(data_U8: np.ndarray, offsets_N1: np.ndarray) -> pa.Array:
+    """The large_string array of N texts whose UTF-8 a kernel wrote: the way back from `text_buffers`. Nothing is copied."""
+    return pa.LargeStringArray.from_buffers(len(offsets_N1) - 1, pa.py_buffer(offsets_N1), pa.py_buffer(data_U8))

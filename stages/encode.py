@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit, types
 from tokenizers import Tokenizer
 
 from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
 from stages.merging import LARGEST_ID, Merges
+from stages.piece_cache import PieceCache
 from stages.pieces import PieceTable
-from stages.pretokenize import CHUNK, Pattern, nfc_unsafe, pieces, recognise
+from stages.pretokenize import Pattern, nfc_unsafe, pieces, recognise
 from stages.tokenizer_json import byte_alphabet, token_bytes
 
 #: Names under which tokenizers keep the end of a document, the likeliest first.
@@ -40,10 +40,6 @@ EOS_NAMES = (
 )  # fmt: skip
 
 _NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
-
-#: Limits of the table of pieces, per thread; a full one is emptied, which costs time and changes nothing else.
-CACHE_PIECES = 400_000
-CACHE_BYTES = 32 << 20
 
 
 class Encoder:
@@ -159,58 +155,14 @@ class Encoder:
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The fast path over Arrow buffers."""
-        ids = np.empty(int(offsets[-1] - offsets[0]), np.uint32)  # a token has at least one byte
-        bounds = np.zeros(len(offsets), np.int64)
-        count, text = 0, 0
-        for start, ends in pieces(self._pattern, data, offsets):
-            cache = self._cache()
-            numbers = cache.look_up(data, start, ends)
-            count, text = _emit(
-                numbers, ends, cache.packed, cache.ids, cache.table.offsets, offsets, text, ids, count, bounds
-            )
-        bounds[text + 1 :] = count
-        return ids[:count].copy(), bounds
+        return self._cache().encode(pieces(self._pattern, data, offsets), data, offsets)
 
-    def _cache(self) -> _Cache:
-        """The table of pieces of this thread, emptied when it is full."""
+    def _cache(self) -> PieceCache:
+        """The table of pieces of this thread."""
         cache = getattr(self._local, "cache", None)
         if cache is None:
-            cache = self._local.cache = _Cache(self._merges, self._whole)
-        if cache.table.count > CACHE_PIECES or cache.table.used > CACHE_BYTES:
-            cache.table.clear()
+            cache = self._local.cache = PieceCache(self._merges, self._whole)
         return cache
-
-
-class _Cache:
-    """Pieces seen so far with their ids: `ids[table.offsets[i]:]`, `packed[i]` = how many << 32 | the first."""
-
-    def __init__(self, merges: Merges, whole: tuple[PieceTable, np.ndarray] | None) -> None:
-        self.table = PieceTable(CACHE_PIECES + CHUNK, CACHE_BYTES + (CACHE_BYTES >> 2))
-        self.ids = np.empty(len(self.table.pool), np.uint32)
-        self.packed = np.empty(len(self.table.offsets), np.uint64)
-        self._merges, self._whole = merges, whole
-
-    def look_up(self, data: np.ndarray, start: int, ends: np.ndarray) -> np.ndarray:
-        """The number of each piece in this table; pieces not seen before are encoded first."""
-        table, before = self.table, self.table.count
-        numbers = table.intern(data, start, ends)
-        if table.count > before:
-            self._make_room()
-            known = np.full(table.count - before, -1, np.int32)
-            if self._whole is not None:
-                vocabulary, ids = self._whole
-                found = vocabulary.find(table.pool, table.offsets[before : table.count + 1])
-                known = np.where(found >= 0, ids[found], -1).astype(np.int32)
-            self._merges.encode(table.pool, table.offsets, known, before, self.ids, self.packed)
-        return numbers
-
-    def _make_room(self) -> None:
-        """Follow the growth of the table."""
-        if len(self.ids) < len(self.table.pool):
-            self.ids = np.concatenate([self.ids, np.empty(len(self.table.pool) - len(self.ids), np.uint32)])
-        if len(self.packed) < len(self.table.offsets):
-            more = len(self.table.offsets) - len(self.packed)
-            self.packed = np.concatenate([self.packed, np.empty(more, np.uint64)])
 
 
 def _choose_eos(spec: dict[str, Any], vocabulary: dict[str, int], wanted: str | None, name: str) -> str:
@@ -290,30 +242,3 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
-
-
-@njit(
-    types.UniTuple(types.int64, 2)(
-        types.int32[::1], types.int64[::1], types.uint64[::1], types.uint32[::1], types.int64[::1],
-        types.Array(types.int64, 1, "C", readonly=True), types.int64, types.uint32[::1], types.int64, types.int64[::1],
-    ),
-    cache=True,
-    nogil=True,
-)  # fmt: skip
-def _emit(numbers, ends, packed, pool, places, offsets, text, ids, count, bounds):  # type: ignore[no-untyped-def]
-    """Writes the ids of the pieces from ids[count] on and closes texts in `bounds`; `(ids so far, open text)`."""
-    for i in range(len(numbers)):
-        while offsets[text + 1] < ends[i]:  # a text that ended before this piece
-            text += 1
-            bounds[text] = count
-        entry = packed[numbers[i]]
-        n = np.int64(entry >> np.uint64(32))
-        if n == 1:
-            ids[count] = np.uint32(entry & np.uint64(0xFFFFFFFF))
-            count += 1
-        else:
-            place = places[numbers[i]]
-            for k in range(n):
-                ids[count] = pool[place + k]
-                count += 1
-    return count, text

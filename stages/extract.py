@@ -93,7 +93,7 @@ class Extract(RowStage):
         data_U8, offsets_N1 = text_buffers(batch.column("text"))
         texts = batch.column("text").to_pylist()
         reasons, values = [""] * len(batch), [""] * len(batch)
-        extract = _engine(self.engine, self.main_content)
+        extract = engine_of(self.engine, self.main_content)
         for row in rows:
             trouble = self._over(data_U8[offsets_N1[row] : offsets_N1[row + 1]])
             if trouble is None:
@@ -149,14 +149,18 @@ def _told(meta: str | None, page: Page) -> str:
 
 
 @lru_cache(maxsize=4)
-def _engine(name: Engine, main_content: bool) -> Callable[[str], Page]:
+def engine_of(name: Engine, main_content: bool) -> Callable[[str], Page]:
     if name == "trafilatura":
         return _Trafilatura()
     return _Resiliparse(main_content)
 
 
-#: One character of a script without spaces, alone between two tags: resiliparse takes it for a separator.
-_LONE = re.compile(">(\\s*[\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff])(?=\\s*<)")
+#: One character from U+0800 on, alone between two tags: resiliparse takes it for a separator. Those that are separators
+#: (bullets, arrows, geometric shapes) are not in here.
+_LONE = re.compile(
+    ">(\\s*(?:[\u0800-\u1fff\u2010-\u2015\u2026\u20a0-\u214f\u2e80-\ufdcf\ufdf0-\ufffd]"
+    "|&(?:#[xX]?[0-9A-Fa-f]{3,5}|[mn]dash|hellip|euro);))(?=\\s*<)"
+)
 #: Stands beside such a character while the page is parsed; no text has it (a noncharacter of Unicode).
 _PAD = "\ufdd0"
 _SUMMARY = re.compile(r"</summary\s*>", re.IGNORECASE)
@@ -164,11 +168,11 @@ _SUMMARY = re.compile(r"</summary\s*>", re.IGNORECASE)
 _BOXES = ".sidebar, .side-bar, .sidebox, .side-box"
 _LEAST_PROSE = 200
 _MOST_LINKED = 0.2
+_HAS_BOX = re.compile(r"""class\s*=\s*["']?[^"'>]*\bside-?(?:bar|box)\b""")
 _CONTROLS = "form, nav, input, button, iframe, select, textarea"
 #: resiliparse takes lists in the outermost blocks for menus; three blocks further in, only lists of links are.
 _BODY = re.compile(r"<body\b[^>]*>", re.IGNORECASE)
-_HEAD = re.compile(r"(?s:.{0,65536}?</head\s*>)|\s*(?:<!doctype[^>]*>\s*)?(?:<html\b[^>]*>)?", re.IGNORECASE)
-_WRAPPERS = "<div><div><div>"
+_WRAPPERS = "<div>" * 3
 
 
 class _Resiliparse:
@@ -183,10 +187,15 @@ class _Resiliparse:
         self._main = main_content
 
     def __call__(self, html: str) -> Page:
-        tree = self._parse(self._prepared(html))
+        html = self._prepared(html)
+        start = _BODY.search(html) if self._main else None
+        tree = self._parse(html if start is None else html[: start.end()] + _WRAPPERS + html[start.end() :])
         said = _said(tree, html)
-        if self._main and tree.body is not None and "side" in html:
-            _unbox(tree)
+        if self._main and tree.body is not None:
+            if start is None:
+                _wrap(tree)
+            if _HAS_BOX.search(html):
+                _unbox(tree)
         text = self._text(tree, preserve_formatting=True, main_content=self._main, alt_texts=False)
         return said._replace(text=text.replace(_PAD, "").strip("\n"))
 
@@ -194,11 +203,7 @@ class _Resiliparse:
         html = join_wide_lines(html)
         if "summary" in html:
             html = _SUMMARY.sub("</summary><br>", html)
-        if not html.isascii():
-            html = _LONE.sub(rf">\1{_PAD}", html)
-        start = _BODY.search(html) or _HEAD.match(html)
-        assert start is not None  # the pattern of the head matches nothing, too
-        return html[: start.end()] + _WRAPPERS + html[start.end() :] if self._main else html
+        return _LONE.sub(rf">\1{_PAD}", html)
 
 
 class _Trafilatura:
@@ -248,3 +253,12 @@ def _unbox(tree: Any) -> None:
         if prose >= _LEAST_PROSE and linked <= _MOST_LINKED * prose and box.query_selector(_CONTROLS) is None:
             box.class_name = ""
 
+
+def _wrap(tree: Any) -> None:
+    """Puts `_WRAPPERS` into a body without a tag of its own."""
+    outer = inner = tree.create_element("div")
+    for _ in range(2):
+        inner = inner.append_child(tree.create_element("div"))
+    while (child := tree.body.first_child) is not None:
+        inner.append_child(child)
+    tree.body.append_child(outer)

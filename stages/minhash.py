@@ -9,25 +9,27 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from stages import signature
 from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve, collision_probability
-from stages.contract.config import Share
+from stages.contract.config import Count, Share
 from stages.document import drop_rows, text_buffers
 from stages.exchange import binary_of, column_values
 from stages.neighbours import Neighbours
-from stages.numbering import facts_in
+from stages.numbering import LAST, facts_in, sortable
 from stages.text import VERSION
 
 
 class MinhashDedup(Neighbours):
-    """Drops documents that are similar to a better one that stays: source priority, then canonical order.
+    """Drops documents that are similar to a better one that stays: source priority, a column, then canonical order.
 
-    Emission per document: `keys` (8 bytes a band), `sketch` (256), `twin` (16), `shingles` (uint32).
-    Facts per part: `row` (uint32, ascending), `similarity` (float32, the estimated Jaccard similarity).
-    Counters: `twins`; `candidates` and `verified`: comparisons made and passed; `released`: pairs not compared
-    because a bucket was too big.
+    Emission per document: `keys` (8 bytes a band), `sketch` (256), `twin` (16), `shingles` (uint32), and `order` (uint32)
+    when a column decides who survives.
+    Facts per part: `row` (uint32, ascending), `similarity` (float32, estimated or exact Jaccard similarity).
+    Counters: `twins`; `candidates` and `verified`: comparisons made and passed; `measured`: those of them measured
+    exactly; `released`: pairs not compared because a bucket was too big; `largest_cluster`; `audit_...`.
     """
 
     name: ClassVar[str] = "minhash-dedup"
@@ -49,10 +51,15 @@ class MinhashDedup(Neighbours):
     ] = None
     verify: Annotated[
         Literal["signature", "exact"],
-        Field(description="`signature`: estimate by a 256-byte sketch. `exact` is not built yet."),
+        Field(description="What decides: a 256-byte sketch (within 0.02), or exact similarity, read from the text."),
     ] = "signature"
     survivor: Annotated[
-        Literal["priority"], Field(description="Who stays: source priority, then the order of the inputs.")
+        str,
+        Field(
+            description="Who stays, after the priority of its source: `priority`, the order of the inputs; `length`, the "
+            "longest text; or a column of numbers that an earlier stage adds, the largest value.",
+            min_length=1,
+        ),
     ] = "priority"
     seed: Annotated[int, Field(ge=0, lt=2**63, description="Of the hash functions.")] = 0
     min_shingles: Annotated[
@@ -66,10 +73,17 @@ class MinhashDedup(Neighbours):
         ),
     ] = 512
 
+    audit: Annotated[
+        int,
+        Field(ge=0, le=10_000, description="Documents and removals whose exact similarities are computed; 0: no audit."),
+    ] = 200
+    cluster_alarm: Annotated[Count, Field(ge=2, description="Warn when more documents are reduced to one.")] = 1_000
+    max_loss: Annotated[
+        Share | None, Field(description="Stop the build when a source loses more than this share here.")
+    ] = 0.6
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.verify == "exact":
-            raise ValueError("`verify: exact` is not built yet; `verify: signature` estimates within 0.02")
         if not 0.1 <= self.threshold <= 1:
             raise ValueError(f"a threshold of {self.threshold:g} is outside 0.1 to 1")
         if isinstance(self.bands, int) and self.bands * (self.rows or 1) > self.permutations:
@@ -85,6 +99,10 @@ class MinhashDedup(Neighbours):
         if rows > self.permutations:
             return sentence
         return f"{sentence}; with {rows} rows at most {self.permutations // rows} bands fit"
+
+    def wants(self) -> tuple[str, ...]:
+        """The column that decides who survives."""
+        return () if self.survivor in ("priority", "length") else (self.survivor,)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -116,13 +134,23 @@ class MinhashDedup(Neighbours):
         bands, rows = self.shape
         constants = signature.Permutations.make(self.seed, bands * rows)
         made = signature.sign_texts(*text_buffers(batch.column("text")), self.ngram, bands, rows, constants)
-        columns = [
-            binary_of(made.keys),
-            binary_of(made.sketches),
-            binary_of(made.twins),
-            pa.array(made.counts),
-        ]
-        return pa.RecordBatch.from_arrays(columns, ["keys", "sketch", "twin", "shingles"])
+        columns = {
+            "keys": binary_of(made.keys),
+            "sketch": binary_of(made.sketches),
+            "twin": binary_of(made.twins),
+            "shingles": pa.array(made.counts),
+        }
+        if self.survivor != "priority":
+            columns["order"] = pa.array(self._order(batch))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _order(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Place of each document by the survivor column; those of sources whose stages do not add it come last."""
+        if self.survivor == "length":
+            return sortable(pc.binary_length(batch.column("text")))
+        if self.survivor not in batch.schema.names:
+            return np.full(batch.num_rows, LAST, np.uint32)
+        return sortable(batch.column(self.survivor))
 
     def apply(self, batch: pa.RecordBatch, facts: pa.Table, first_row: int) -> pa.RecordBatch:
         """The batch with `drop` = `minhash-dedup.near-duplicate` on the rows that the facts name."""

@@ -10,6 +10,11 @@ What a document emits is in `signature.py`; the kernels, and what the result is,
     sort_edges, decide        best 32, then the best `max_bucket` of each bucket with all others
     settle, finish            twins take the verdict of the one they stand behind; facts and evidence by part
 
+With `verify: exact` each `compare` and `leftover` is followed by `shingles` and `measure` (`exactly.py`): what the sketch
+lets pass is read again, and exact Jaccard similarity decides. Around it all: `self_test` at the start (`selftest.py`),
+and the audit at the end (`audit.py`). Documents of an earlier corpus (fixed parts) have the smallest codes, so they
+take part as survivors, and nothing is dropped among them.
+
 The result is the one of comparing every two documents that share a band, unless a bucket has more than
 `max_bucket` live documents; then duplicates may stay, and `released` counts the pairs not compared.
 """
@@ -22,8 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from stages import clusters, signature
+from stages.audit import Audit
 from stages.contract.config import Share
-from stages.exchange import binary_of, column_values, fixed_words, words_of
+from stages.exactly import SLACK, Exactly
+from stages.exchange import binary_of, column_values, fixed_words
 from stages.numbering import (
     ROW_BITS,
     ROW_MASK,
@@ -39,7 +46,11 @@ _EDGES = pa.schema([("worse", pa.uint64()), ("better", pa.uint64()), ("agreement
 _VERDICTS = pa.schema([("row", pa.uint32()), ("survivor", pa.uint64()), ("agreement", pa.uint8())])
 
 
-class Neighbours(GlobalStage):
+#: Documents whose order by the survivor column is looked at to cut all of them into stretches.
+_ORDER_SAMPLE = 65_536
+
+
+class Neighbours(Exactly, Audit, GlobalStage):
     """The supersteps of `minhash-dedup`; the settings and what is emitted are in `minhash.py`."""
 
     #: Rows that one task of an exchange sorts; about 40 bytes of memory each.
@@ -48,13 +59,23 @@ class Neighbours(GlobalStage):
     bucket_rows: ClassVar[int] = 1_000_000
 
     threshold: Share
+    ngram: int
     min_shingles: int
     max_bucket: int
+    verify: str
+    survivor: str
+    audit: int
+    seed: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """`(bands, rows)`."""
         raise NotImplementedError
+
+    @property
+    def _need(self) -> int:
+        """What sketches must agree in: for the threshold, or a little below it when exact similarity decides."""
+        return signature.needed(max(self.threshold - (SLACK if self.verify == "exact" else 0.0), 0.01))
 
     @property
     def _heads(self) -> tuple[int, ...]:
@@ -72,6 +93,7 @@ class Neighbours(GlobalStage):
         documents, buckets = 1 << self._document_bits(parts), 1 << self._band_bits(parts)
         last = len(self._heads)
         steps = [
+            Superstep("self_test", 1),
             Superstep("twin_hashes"),
             Superstep("twins", documents, ("twin_hashes",)),
             Superstep("band_keys", reads=("twin_rows",)),
@@ -89,12 +111,24 @@ class Neighbours(GlobalStage):
                 edges, states = (*edges, f"carried.{number}"), (f"states.{number}",)
             if number < last:
                 states = (*states, f"marks.{number}")
+            if self.verify == "exact":
+                steps += [
+                    Superstep("shingles", reads=(f"asked.{number}",)),
+                    Superstep("measure", reads=(f"sets.{number}", f"measured.{number}")),
+                ]
             steps.append(Superstep("sort_edges", documents, edges))
             steps.append(Superstep("decide", 1, (f"sorted.{number}", *states)))
         drops = tuple(f"drops.{number}" for number in range(last + 1))
         steps.append(Superstep("settle", reads=(*drops, "twin_heads")))
         steps.append(Superstep("finish", reads=("verdicts",)))
-        return tuple(steps)
+        return (*steps, *self._audit_steps())
+
+    def self_test(self, context: StepContext) -> dict[str, Outbox]:
+        """Nothing is sent; RunError when planted documents do not come out as they must."""
+        from stages.selftest import check
+
+        _count(context, "self_test_pairs", check(self))
+        return {}
 
     # ------------------------------------------------------------------------------------------ twins
 
@@ -104,11 +138,18 @@ class Neighbours(GlobalStage):
         alive[context.dropped(context.index)] = False
         return alive
 
+    def _codes(self, context: StepContext, rows: np.ndarray) -> np.ndarray:
+        """The codes of these rows of this part."""
+        order = None
+        if self.survivor != "priority":
+            order = column_values(context.emission(context.index), "order")[rows.astype(np.int64)]
+        return Numbering(context.parts).codes(context.part, rows, order)
+
     def twin_hashes(self, context: StepContext) -> dict[str, Outbox]:
         """The twin hashes of a part, to the task that their top bits name."""
         rows = np.flatnonzero(self._alive(context))
         twins = fixed_words(context.emission(context.index), "twin", 2)[rows]
-        codes = Numbering(context.parts).codes(context.part, rows)
+        codes = self._codes(context, rows)
         address = top_bits(twins[:, 0], self._document_bits(context.parts))
         return {
             "twin_hashes": Outbox(address, pa.table({"high": twins[:, 0], "low": twins[:, 1], "code": codes}))
@@ -140,7 +181,7 @@ class Neighbours(GlobalStage):
         rows = np.flatnonzero(alive)
         bits = self._band_bits(context.parts)
         keys = fixed_words(context.emission(context.index), "keys", self.shape[0])[rows]
-        codes = np.repeat(Numbering(context.parts).codes(context.part, rows), keys.shape[1])
+        codes = np.repeat(self._codes(context, rows), keys.shape[1])
         keys = keys.reshape(-1)
         below = (keys >> np.uint64(32 - bits)).astype(np.uint32)
         return {"band_keys": Outbox(top_bits(keys, bits), pa.table({"key": below, "code": codes}))}
@@ -156,7 +197,10 @@ class Neighbours(GlobalStage):
         limit = self.bucket_rows if self._heads else 0
         hubs, others, rest, runs, marks, released = clusters.stars(packed, codes, limit)
         _count(context, "released", released)
-        part, row = Numbering(context.parts).locate(hubs)
+        numbering = Numbering(context.parts)
+        fresh = (others & ROW_MASK) >= np.uint64(numbering.fixed_end)  # of two old documents none goes
+        hubs, others = hubs[fresh], others[fresh]
+        part, row = numbering.locate(hubs)
         sent = {"pairs": Outbox(part, pa.table({"hub": row, "other": others & ROW_MASK}))}
         return sent | self._wait(context, 1, rest, runs, marks)
 
@@ -166,7 +210,9 @@ class Neighbours(GlobalStage):
         """Ask for the sketches of `rest` in round `number`, and tell the pass before it who waits for that."""
         if number > len(self._heads):
             return {}
-        part, row = Numbering(context.parts).locate(rest)
+        numbering = Numbering(context.parts)
+        part, row = numbering.locate(rest)
+        marks = marks[(marks & ROW_MASK) >= np.uint64(numbering.fixed_end)]
         task = np.full(len(rest), context.index, np.uint32)
         return {
             f"wanted.{number}": Outbox(part, pa.table({"row": row, "task": task, "run": runs})),
@@ -184,11 +230,13 @@ class Neighbours(GlobalStage):
         visits = np.unique(hub << np.uint64(32) | part)  # (hub, part to visit)
         visitor, destination = visits >> np.uint64(32), (visits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         base = np.uint64(context.part.base)
-        sketches = _sketches(context.emission(context.index), visitor.astype(np.int64))
+        sketches = signature.sketches_of(context.emission(context.index), visitor.astype(np.int64))
+        codes = self._codes(context, visitor)
         return {
             "hub_pairs": Outbox(part, pa.table({"hub": hub + base, "row": row})),
             "hub_sketches": Outbox(
-                destination, pa.table({"hub": visitor + base, "sketch": binary_of(sketches)})
+                destination,
+                pa.table({"hub": visitor + base, "code": codes, "sketch": binary_of(sketches)}),
             ),
         }
 
@@ -197,30 +245,48 @@ class Neighbours(GlobalStage):
         pairs, hubs = context.inbox["hub_pairs"], context.inbox["hub_sketches"]
         number, row = column_values(pairs, "hub"), column_values(pairs, "row")
         rows, place = np.unique(row, return_inverse=True)
+        hub = np.searchsorted(column_values(hubs, "hub"), number)
         agreement = clusters.compare_pairs(
             fixed_words(hubs, "sketch", signature.SKETCH_WORDS),
-            np.searchsorted(column_values(hubs, "hub"), number),
-            _sketches(context.emission(context.index), rows.astype(np.int64)),
+            hub,
+            signature.sketches_of(context.emission(context.index), rows.astype(np.int64)),
             place,
-            signature.needed(self.threshold),
+            self._need,
         )
         _count(context, "candidates", len(agreement))
-        numbering, similar = Numbering(context.parts), agreement > 0
-        worse, better = numbering.codes(context.part, row[similar]), numbering.codes_of(number[similar])
-        return {"edges.0": self._edges(context, worse, better, agreement[similar])}
+        similar = agreement > 0
+        better = column_values(hubs, "code")[hub[similar]]
+        return self._edges(context, 0, self._codes(context, row[similar]), better, agreement[similar])
 
     def _edges(
-        self, context: StepContext, worse: np.ndarray, better: np.ndarray, agreement: np.ndarray
-    ) -> Outbox:
-        """Edges, addressed to the stretch of all documents in order that the worse end is in."""
+        self, context: StepContext, number: int, worse: np.ndarray, better: np.ndarray, agreement: np.ndarray
+    ) -> dict[str, Outbox]:
+        """Edges of a round, to the stretch of all documents in order that the worse end is in, or to be measured."""
+        if self.verify == "exact":
+            return self._ask(context, number, worse, better)
         _count(context, "verified", len(worse))
-        return self._to_stretches(
-            context, pa.table({"worse": worse, "better": better, "agreement": agreement})
-        )
+        edges = pa.table({"worse": worse, "better": better, "agreement": agreement})
+        return {f"edges.{number}": self._to_stretches(context, edges)}
 
     def _to_stretches(self, context: StepContext, edges: pa.Table) -> Outbox:
-        splitters = Numbering(context.parts).splitters(1 << self._document_bits(context.parts))
+        pieces = 1 << self._document_bits(context.parts)
+        if self.survivor == "priority":
+            splitters = Numbering(context.parts).splitters(pieces)
+        else:
+            sample = self._order_sample(context) if pieces > 1 else np.empty(0, np.uint64)
+            splitters = sample[[len(sample) * piece // pieces for piece in range(1, pieces)]]
         return Outbox(np.searchsorted(splitters, column_values(edges, "worse"), side="right"), edges)
+
+    def _order_sample(self, context: StepContext) -> np.ndarray:
+        """Codes of documents at equal distances in the corpus, ascending: by them it is cut into stretches."""
+        numbering = Numbering(context.parts)
+        step = max(1, numbering.end // _ORDER_SAMPLE)
+        codes = [np.empty(0, np.uint64)]
+        for part in context.parts:
+            rows = np.arange(-part.base % step, part.rows, step)
+            order = column_values(context.emission(part.index), "order")
+            codes.append(numbering.codes(part, rows, order[rows]) if len(rows) else codes[0])
+        return np.sort(np.concatenate(codes))
 
     # ------------------------------------------------------------------------------------------ the pass
 
@@ -281,8 +347,8 @@ class Neighbours(GlobalStage):
         chosen = live[row]
         row, task, run = row[chosen], task[chosen], run[chosen].astype(np.uint32)
         rows, place = np.unique(row, return_inverse=True)
-        sketches = _sketches(context.emission(context.index), rows)[place]
-        codes = Numbering(context.parts).codes(context.part, row)
+        sketches = signature.sketches_of(context.emission(context.index), rows)[place]
+        codes = self._codes(context, row)
         table = pa.table({"run": run, "code": codes, "sketch": binary_of(sketches)})
         return {f"live.{number}": Outbox(task, table)}
 
@@ -304,10 +370,12 @@ class Neighbours(GlobalStage):
             fixed_words(inbox, "sketch", signature.SKETCH_WORDS)[order],
             bounds,
             heads,
-            signature.needed(self.threshold),
+            self._need,
         )
         _count(context, "candidates", compared)
-        sent = {f"edges.{number}": self._edges(context, codes[worse], codes[better], agreement)}
+        fresh = (codes[worse] & ROW_MASK) >= np.uint64(Numbering(context.parts).fixed_end)
+        better, worse, agreement = better[fresh], worse[fresh], agreement[fresh]
+        sent = self._edges(context, number, codes[worse], codes[better], agreement)
         sizes = np.diff(bounds)
         behind = np.arange(len(run)) - np.repeat(starts, sizes)
         if number == len(self._heads):
@@ -345,12 +413,21 @@ class Neighbours(GlobalStage):
         inbox = context.inbox["verdicts"]
         verdicts = inbox.sort_by("row") if inbox.num_columns else _VERDICTS.empty_table()
         survivor_part, survivor_row = Numbering(context.parts).locate(column_values(verdicts, "survivor"))
-        alike = signature.similarity(column_values(verdicts, "agreement"))
+        alike = self._similarity(column_values(verdicts, "agreement"))
         table = evidence_table(column_values(verdicts, "row"), survivor_part, survivor_row, alike)
+        survivors, members = np.unique(column_values(verdicts, "survivor"), return_counts=True)
+        part, row = Numbering(context.parts).locate(survivors)
         return {
             "facts": Outbox(context.index, table.select(["row", "similarity"])),
             "evidence": Outbox(context.index, table),
+            "members": Outbox(part, pa.table({"row": row, "members": members.astype(np.uint32)})),
         }
+
+    def _similarity(self, agreement: np.ndarray) -> np.ndarray:
+        """J of the stored bytes: of sketches, or with `verify: exact` J itself in steps of 1/255, rounded up."""
+        if self.verify == "exact":
+            return np.round(agreement.astype(np.float64) / 255, 3).astype(np.float32)
+        return signature.similarity(agreement)
 
 
 def _round(context: StepContext) -> int:
@@ -360,15 +437,3 @@ def _round(context: StepContext) -> int:
 
 def _count(context: StepContext, name: str, amount: int) -> None:
     context.counters[name] = context.counters.get(name, 0) + amount
-
-
-def _sketches(table: pa.Table, rows: np.ndarray) -> np.ndarray:
-    """The sketches, u64 (len(rows), 32), of these rows of an emission; only their pages of the file are read."""
-    chunks = table.column("sketch").chunks
-    ends = np.cumsum([len(chunk) for chunk in chunks])
-    result = np.empty((len(rows), signature.SKETCH_WORDS), np.uint64)
-    owner = np.searchsorted(ends, rows, side="right")
-    for number, chunk in enumerate(chunks):
-        mine = np.flatnonzero(owner == number)
-        result[mine] = words_of(chunk)[rows[mine] - (ends[number] - len(chunk))]
-    return result

@@ -1,9 +1,9 @@
 """One u64 per document while global stages talk: its place in the order of who survives, and in the corpus.
 
-    code = rank of the source (30 bits) | global row number (34 bits)
+    code = rank of the source (6 bits) | order by a column (24 bits, 0 unless a stage asks) | global row number (34)
 
-A smaller code is a better document: comparing codes compares priority, then the canonical order of files and
-rows. Codes live inside one run of a stage and are never stored: a new input file shifts them.
+A smaller code is a better document: comparing codes compares priority, then the column, then the canonical order of
+files and rows. Codes live inside one run of a stage and are never stored: a new input file shifts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from stages.stage import PartInfo
 
 ROW_BITS = 34
 ROW_MASK = np.uint64((1 << ROW_BITS) - 1)
-
+ORDER_BITS = 24
+#: The order of a document that has no value, or NaN: behind all others.
+LAST = (1 << ORDER_BITS) - 1
+_RANK_SHIFT = ROW_BITS + ORDER_BITS
 
 #: Rows of the channel `evidence`, addressed to the part of `row`.
 EVIDENCE = pa.schema(
@@ -34,7 +37,7 @@ EVIDENCE = pa.schema(
 class Numbering:
     """Codes of documents for some parts (ascending index and base), and the way back.
 
-    ValueError when the corpus has 2**34 documents or more, a part 2**30 or more, or a rank does not fit 30 bits.
+    ValueError when the corpus has 2**34 documents or more, or its sources more than 64 different priorities.
     """
 
     def __init__(self, parts: Sequence[PartInfo]) -> None:
@@ -44,19 +47,17 @@ class Numbering:
         self.ranks_P = np.array([part.rank for part in parts], np.uint64)
         #: One more than the largest global row number; numbers of parts that the stage does not see are gaps.
         self.end = max((part.base + part.rows for part in parts), default=0)
-        if self.end > int(ROW_MASK) or (len(parts) and int(self.ranks_P.max()) >= 1 << (64 - ROW_BITS)):
-            raise ValueError(
-                f"{self.end:,} documents are more than one deduplication can number (2**{ROW_BITS})"
-            )
+        #: Documents with a smaller number stay whatever happens: they are of an earlier corpus, whose parts come first.
+        self.fixed_end = max((part.base + part.rows for part in parts if part.fixed), default=0)
+        if self.end > int(ROW_MASK):
+            raise ValueError(f"{self.end:,} documents are more than one deduplication can number (2**{ROW_BITS})")
+        if len(parts) and int(self.ranks_P.max()) >= 1 << (64 - _RANK_SHIFT):
+            raise ValueError("sources of more than 64 different priorities are more than one deduplication can rank")
 
-    def codes(self, part: PartInfo, rows_N: np.ndarray) -> np.ndarray:
-        """The codes, uint64, of these rows of a part."""
-        return np.asarray(rows_N, np.uint64) + np.uint64((part.rank << ROW_BITS) + part.base)
-
-    def codes_of(self, numbers_N: np.ndarray) -> np.ndarray:
-        """The codes, uint64, of global row numbers."""
-        places = np.searchsorted(self.bases_P, numbers_N, side="right") - 1
-        return (self.ranks_P[places] << np.uint64(ROW_BITS)) | numbers_N
+    def codes(self, part: PartInfo, rows_N: np.ndarray, order_N: np.ndarray | None = None) -> np.ndarray:
+        """The codes, uint64, of these rows of a part; `order_N` (uint32, below 2**24) is their place by a column."""
+        codes = np.asarray(rows_N, np.uint64) + np.uint64((part.rank << _RANK_SHIFT) + part.base)
+        return codes if order_N is None else codes | order_N.astype(np.uint64) << np.uint64(ROW_BITS)
 
     def locate(self, codes_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`(part index uint32, row in that part uint32)` of each code."""
@@ -73,7 +74,18 @@ class Numbering:
         wanted = np.array([total * k // pieces for k in range(1, pieces)], np.uint64)
         places = np.minimum(np.searchsorted(ends, wanted, side="right"), len(ends) - 1)
         rows = wanted - (ends - self.rows_P[order])[places] + self.bases_P[order][places]
-        return (self.ranks_P[order][places] << np.uint64(ROW_BITS)) | rows
+        return (self.ranks_P[order][places] << np.uint64(_RANK_SHIFT)) | rows
+
+
+def sortable(values: pa.Array) -> np.ndarray:
+    """The 24 bits, in uint32, that sort numbers from the largest to the smallest; nulls and NaN come last.
+
+    They are the upper bits of a float32, so values closer than 2**-15 of their size may count as equal.
+    """
+    numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)  # no -0.0
+    bits = numbers.view(np.uint32)
+    ascending = np.where(bits >> np.uint32(31), ~bits, bits | np.uint32(1 << 31)) >> np.uint32(32 - ORDER_BITS)
+    return np.where(np.isnan(numbers), np.uint32(LAST), np.minimum(LAST - ascending, LAST - 1)).astype(np.uint32)
 
 
 def partition_bits(rows: int, rows_per_task: int) -> int:

@@ -10,6 +10,7 @@ sample of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
@@ -32,11 +33,12 @@ class Packing:
     groups: tuple[int, ...]
 
 
-def pack_shard(lengths_D: np.ndarray, ids_D: np.ndarray, length: int) -> Packing:
+def pack_shard(lengths_D: np.ndarray, ids_D: np.ndarray, length: int, whole: bool = False) -> Packing:
     """The rows of `length` tokens that hold every token of these documents exactly once.
 
     lengths_D  integers, tokens of each document of the shard, EOS included
     ids_D      V16, their ids; they decide the order of rows
+    whole      never cut a document: one longer than a row has a row of its own, of its length
     """
     lengths = np.asarray(lengths_D, np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -44,8 +46,8 @@ def pack_shard(lengths_D: np.ndarray, ids_D: np.ndarray, length: int) -> Packing
     first, spans, groups = [np.zeros(1, np.int64)], [np.empty(0, SPAN)], []
     total = 0
     borders = group_borders(lengths)
-    for low, high in zip(borders, borders[1:], strict=False):
-        row_first, found = _pack_group(lengths[low:high], starts[low:high], marks[low:high], low, length)
+    for low, high in pairwise(borders):
+        row_first, found = _pack_group(lengths[low:high], starts[low:high], marks[low:high], low, length, whole)
         first.append(row_first[1:] + total)
         spans.append(found)
         groups.append(len(row_first) - 1)
@@ -70,17 +72,18 @@ def group_borders(lengths_D: np.ndarray) -> list[int]:
 
 
 def _pack_group(
-    lengths: np.ndarray, starts: np.ndarray, marks: np.ndarray, number: int, length: int
+    lengths: np.ndarray, starts: np.ndarray, marks: np.ndarray, number: int, length: int, whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """`(first span of each row and of all, spans)` of one group whose first document is number `number`."""
-    pieces = np.maximum(1, -(-lengths // length))
+    pieces = np.ones_like(lengths) if whole else np.maximum(1, -(-lengths // length))
     document = np.repeat(np.arange(len(lengths)), pieces)
     part = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     offset = part * length
-    size = np.minimum(length, lengths[document] - offset)
-    longest_first = np.argsort(-size, kind="stable")
+    room = np.minimum(length, lengths[document] - offset)
+    size = lengths if whole else room
+    longest_first = np.argsort(-room, kind="stable")
     row = np.empty(len(size), np.int64)
-    row[longest_first] = _best_fit(size[longest_first], length)
+    row[longest_first] = _best_fit(room[longest_first], length)
     start = starts[document] + offset
     order = np.lexsort((start, row))
     counts = np.bincount(row)

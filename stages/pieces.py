@@ -1,7 +1,9 @@
 """A table of distinct pieces of text: bytes in, small numbers out, no Python object per piece.
 
 Counting pieces (to train a tokenizer) and remembering how a piece is encoded both need it. Keys of up to 15 bytes
-are compared inside the slot; longer ones by two hashes and then byte by byte in the pool.
+are compared inside the slot; longer ones by two hashes and then in the pool.
+
+A slot is four words, half a cache line: low and high word of the key, number + 1 (0 = free), a value of the caller.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from stages.text.vectors import load8
+
 _SHORT = 15  # longest key that a slot holds: 15 bytes and its length in 128 bits
+#: Keys that are hashed, and slots fetched into the cache, ahead of the one that is looked up.
+BLOCK = 16
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OFFSETS = types.Array(types.int64, 1, "C", readonly=True)
 _SLOTS = types.uint64[:, ::1]
@@ -31,8 +37,7 @@ class PieceTable:
         """Room for `entries` strings of `pool_bytes` bytes in all; it grows when that is too little."""
         self.offsets = np.zeros(entries + 1, np.int64)
         self.pool = np.empty(pool_bytes, np.uint8)
-        # low word, high word, number + 1 (0 = free); the fourth keeps a slot inside one cache line
-        self._slots = np.zeros((_slots_for(entries), 4), np.uint64)
+        self.slots = _free_slots(entries)
         self.count = 0
 
     @property
@@ -42,26 +47,47 @@ class PieceTable:
 
     def clear(self) -> None:
         """Forget every string, keep the room."""
-        self._slots.fill(0)
+        self.slots.fill(0)
         self.count = 0
 
     def intern(self, data: np.ndarray, start: int, ends: np.ndarray) -> np.ndarray:
         """The number of each piece, int32; new ones are added. Piece i ends at data[ends[i]], piece 0 begins at `start`."""
         numbers = np.empty(len(ends), np.int32)
+        self._enter(data, start, ends, 0, numbers)
+        return numbers
+
+    def tally(self, data: np.ndarray, start: int, ends: np.ndarray) -> None:
+        """Counts each of the pieces once more; new ones are added."""
+        self._enter(data, start, ends, 1, np.empty(0, np.int32))
+
+    def tallied(self) -> np.ndarray:
+        """int64 per entry: how often `tally` has met it."""
+        return _values(self.slots, self.count)
+
+    def _enter(
+        self, data: np.ndarray, start: int, ends: np.ndarray, weight: int, numbers: np.ndarray
+    ) -> None:
         done = 0
         while done < len(ends):
             first = start if done == 0 else int(ends[done - 1])
-            filled, self.count = _intern(
-                data, first, ends[done:], self._slots, self.pool, self.offsets, self.count, numbers[done:]
+            filled, self.count = _enter(
+                data,
+                first,
+                ends[done:],
+                self.slots,
+                self.pool,
+                self.offsets,
+                self.count,
+                weight,
+                numbers[done:],
             )
             done += filled
             if done < len(ends):
                 self._grow(int(ends[done] - (ends[done - 1] if done else start)))
-        return numbers
 
     def find(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """The number of each string data[offsets[i]:offsets[i + 1]], int32, or -1 where it is not in the table."""
-        return _find(data, offsets, self._slots, self.pool, self.offsets)
+        return _find(data, offsets, self.slots, self.pool, self.offsets)
 
     def hashes(self) -> np.ndarray:
         """uint64 per entry: a hash of its bytes that is the same in every process."""
@@ -77,26 +103,36 @@ class PieceTable:
             offsets = np.zeros(2 * self.count + 1, np.int64)
             offsets[: self.count + 1] = self.offsets
             self.offsets = offsets
-            slots = np.zeros((_slots_for(2 * self.count), 4), np.uint64)
-            _rehash(self._slots, slots)
-            self._slots = slots
+            slots = _free_slots(2 * self.count)
+            _rehash(self.slots, slots)
+            self.slots = slots
 
 
-def _slots_for(entries: int) -> int:
-    """A power of two that leaves at least half of the slots free."""
-    return 1 << max(4, int(2 * entries - 1).bit_length())
+def _free_slots(entries: int) -> np.ndarray:
+    """A power of two of slots, at least twice as many as entries, none of them across two cache lines."""
+    size = 1 << max(4, int(2 * entries - 1).bit_length())
+    words = np.zeros(4 * size + 8, np.uint64)
+    skip = -words.ctypes.data % 64 // 8
+    return words[skip : skip + 4 * size].reshape(size, 4)
 
 
-@intrinsic
-def _word(typing: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
-    """The eight bytes array[index:index + 8] as a little-endian uint64, whatever their alignment."""
+def _fetch(_typing: Any, array: Any, _index: Any) -> Any:
+    """Asks for the cache line of an element of a one- or two-dimensional array, by its place in memory; only a hint."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        place = builder.gep(data, [arguments[1]])
-        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        name = "llvm.prefetch.p0"
+        hint = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        builder.call(hint, [place, number(0), number(3), number(1)])  # for reading, to keep, data
+        return context.get_dummy_value()
 
-    return types.uint64(array, types.int64), generate
+    return types.void(array, types.int64), codegen
+
+
+prefetch: Any = intrinsic(_fetch)
 
 
 @njit(inline="always", cache=True, nogil=True)
@@ -109,7 +145,7 @@ def _mix(low, high):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always", cache=True, nogil=True)
-def _key(data, start, end):  # type: ignore[no-untyped-def]
+def key_of(data, start, end):  # type: ignore[no-untyped-def]
     """`(low, high)`: the bytes themselves up to 15 of them, with the length on top; else two hashes and 255 on top."""
     low = np.uint64(0)
     high = np.uint64(0)
@@ -117,11 +153,11 @@ def _key(data, start, end):  # type: ignore[no-untyped-def]
     if size <= _SHORT:
         if start + 16 <= len(data):
             full = np.uint64(0xFFFFFFFFFFFFFFFF)
-            low = _word(data, start)  # type: ignore[call-arg]
+            low = load8(data, start)
             if size < 8:
                 low &= ~(full << np.uint64(8 * size))
             else:
-                high = _word(data, start + 8)  # type: ignore[call-arg]
+                high = load8(data, start + 8)
                 high &= ~(full << np.uint64(8 * (size - 8)))
         else:
             for i in range(size):
@@ -130,33 +166,50 @@ def _key(data, start, end):  # type: ignore[no-untyped-def]
                 high |= byte if i >= 8 else np.uint64(0)
         return low, high | np.uint64(size) << np.uint64(56)
     high = np.uint64(size)
-    for i in range(start, end):
-        low = (low ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
-        high = (high + np.uint64(data[i])) * np.uint64(0x9E3779B97F4A7C15)
-        high ^= high >> np.uint64(29)
-    return low, high | np.uint64(0xFF) << np.uint64(56)
+    for i in range(start, end - 7, 8):
+        low, high = _stir(load8(data, i), low, high)
+    low, high = _stir(load8(data, end - 8), low, high)
+    return low, high >> np.uint64(8) | np.uint64(0xFF) << np.uint64(56)
 
 
 @njit(inline="always", cache=True, nogil=True)
-def _slot(low, high, data, start, end, slots, pool, offsets):  # type: ignore[no-untyped-def]
-    """The slot that holds the key, or the free one where it belongs."""
-    mask = np.uint64(len(slots) - 1)
-    at = _mix(low, high) & mask
+def _stir(word, low, high):  # type: ignore[no-untyped-def]
+    """Both hashes after eight more bytes."""
+    low = (low ^ word) * np.uint64(0xFF51AFD7ED558CCD)
+    high = (high + word) * np.uint64(0x9E3779B97F4A7C15)
+    return low ^ (low >> np.uint64(32)), high ^ (high >> np.uint64(29))
+
+
+@njit(inline="always", cache=True, nogil=True)
+def home_of(low, high, slots):  # type: ignore[no-untyped-def]
+    """The slot where the search for a key begins."""
+    return np.int64(_mix(low, high) & np.uint64(len(slots) - 1))
+
+
+@njit(inline="always", cache=True, nogil=True)
+def slot_of(low, high, at, data, start, end, slots, pool, offsets):  # type: ignore[no-untyped-def]
+    """The slot that holds the key, or the free one where it belongs; `at` is its home."""
+    mask = len(slots) - 1
     while slots[at, 2] != 0:
         if slots[at, 0] == low and slots[at, 1] == high:
             if end - start <= _SHORT:
                 break
             entry = np.int64(slots[at, 2]) - 1
-            begin = offsets[entry]
-            same = offsets[entry + 1] - begin == end - start
-            i = 0
-            while same and i < end - start:
-                same = pool[begin + i] == data[start + i]
-                i += 1
-            if same:
+            if _same(data, start, end - start, pool, offsets[entry], offsets[entry + 1]):
                 break
-        at = (at + np.uint64(1)) & mask
+        at = (at + 1) & mask
     return at
+
+
+@njit(cache=True, nogil=True)
+def _same(data, start, size, pool, begin, end):  # type: ignore[no-untyped-def]
+    """Whether a key of `size` > 15 bytes is what stands in the pool."""
+    if end - begin != size:
+        return False
+    for i in range(0, size - 7, 8):
+        if load8(data, start + i) != load8(pool, begin + i):
+            return False
+    return load8(data, start + size - 8) == load8(pool, end - 8)
 
 
 @njit(
@@ -168,30 +221,60 @@ def _slot(low, high, data, start, end, slots, pool, offsets):  # type: ignore[no
         types.uint8[::1],
         types.int64[::1],
         types.int64,
+        types.uint64,
         types.int32[::1],
     ),
     cache=True,
     nogil=True,
 )
-def _intern(data, start, ends, slots, pool, offsets, count, numbers):  # type: ignore[no-untyped-def]
-    """Numbers the pieces until something is full; `(pieces done, entries now)`."""
-    for i in range(len(ends)):
-        end = ends[i]
-        low, high = _key(data, start, end)
-        at = _slot(low, high, data, start, end, slots, pool, offsets)
-        if slots[at, 2] == 0:
-            begin = offsets[count]
-            if count + 1 == len(offsets) or begin + end - start > len(pool):
-                return i, count
-            pool[begin : begin + end - start] = data[start:end]
-            count += 1
-            offsets[count] = begin + end - start
-            slots[at, 0] = low
-            slots[at, 1] = high
-            slots[at, 2] = np.uint64(count)
-        numbers[i] = np.int64(slots[at, 2]) - 1
-        start = end
+def _enter(data, start, ends, slots, pool, offsets, count, weight, numbers):  # type: ignore[no-untyped-def]
+    """Adds the weight to the value of each piece, else numbers the pieces, until something is full.
+
+    `(pieces done, entries now)`.
+    """
+    keys = np.empty((BLOCK, 2), np.uint64)
+    homes = np.empty(BLOCK, np.int64)
+    for first in range(0, len(ends), BLOCK):
+        block = min(BLOCK, len(ends) - first)
+        begin = start
+        for i in range(block):
+            low, high = key_of(data, begin, ends[first + i])
+            begin = ends[first + i]
+            keys[i, 0] = low
+            keys[i, 1] = high
+            homes[i] = home_of(low, high, slots)
+            prefetch(slots, 4 * homes[i])
+        for i in range(block):
+            end = ends[first + i]
+            low, high = keys[i, 0], keys[i, 1]
+            at = slot_of(low, high, homes[i], data, start, end, slots, pool, offsets)
+            if slots[at, 2] == 0:
+                begin = offsets[count]
+                if count + 1 == len(offsets) or begin + end - start > len(pool):
+                    return first + i, count
+                pool[begin : begin + end - start] = data[start:end]
+                count += 1
+                offsets[count] = begin + end - start
+                slots[at, 0] = low
+                slots[at, 1] = high
+                slots[at, 2] = np.uint64(count)
+                slots[at, 3] = 0
+            if weight > 0:
+                slots[at, 3] += weight
+            else:
+                numbers[first + i] = np.int64(slots[at, 2]) - 1
+            start = end
     return len(ends), count
+
+
+@njit(types.int64[::1](_SLOTS, types.int64), cache=True, nogil=True)
+def _values(slots, count):  # type: ignore[no-untyped-def]
+    """The value of each entry."""
+    result = np.empty(count, np.int64)
+    for at in range(len(slots)):
+        if slots[at, 2] != 0:
+            result[np.int64(slots[at, 2]) - 1] = slots[at, 3]
+    return result
 
 
 @njit(types.int32[::1](_BYTES, _OFFSETS, _SLOTS, _BYTES, _OFFSETS), cache=True, nogil=True)
@@ -200,8 +283,9 @@ def _find(data, bounds, slots, pool, offsets):  # type: ignore[no-untyped-def]
     numbers = np.empty(len(bounds) - 1, np.int32)
     for i in range(len(bounds) - 1):
         start, end = bounds[i], bounds[i + 1]
-        low, high = _key(data, start, end)
-        numbers[i] = np.int64(slots[_slot(low, high, data, start, end, slots, pool, offsets), 2]) - 1
+        low, high = key_of(data, start, end)
+        at = slot_of(low, high, home_of(low, high, slots), data, start, end, slots, pool, offsets)
+        numbers[i] = np.int64(slots[at, 2]) - 1
     return numbers
 
 
@@ -210,7 +294,7 @@ def _hashes(pool, offsets):  # type: ignore[no-untyped-def]
     """uint64 per entry."""
     result = np.empty(len(offsets) - 1, np.uint64)
     for i in range(len(result)):
-        low, high = _key(pool, offsets[i], offsets[i + 1])
+        low, high = key_of(pool, offsets[i], offsets[i + 1])
         result[i] = _mix(low, high)
     return result
 

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numba import njit, types
 
+from stages.exchange import words_of
 from stages.minima import LANES, minima
 from stages.text.kernels import BYTES, CLASSES, FOLD, LOWER, OFFSETS, TABLE, mix
 from stages.text.scan import scan_words
@@ -116,6 +118,18 @@ def _constants(permutations: Permutations, bands: int, rows: int) -> tuple[Any, 
 
 def _columns(made: Signatures) -> tuple[np.ndarray, ...]:
     return made.keys, made.sketches.view(np.uint8), made.sketches, made.twins, made.counts
+
+
+def sketches_of(table: pa.Table, rows: np.ndarray) -> np.ndarray:
+    """The sketches, u64 (len(rows), 32), of these rows of an emission; only their pages of the file are read."""
+    chunks = table.column("sketch").chunks
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    result = np.empty((len(rows), SKETCH_WORDS), np.uint64)
+    owner = np.searchsorted(ends, rows, side="right")
+    for number, chunk in enumerate(chunks):
+        mine = np.flatnonzero(owner == number)
+        result[mine] = words_of(chunk)[rows[mine] - (ends[number] - len(chunk))]
+    return result
 
 
 def needed(threshold: float) -> int:

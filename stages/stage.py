@@ -60,6 +60,10 @@ class Stage(BaseModel):
         """Versions and digests of the packages, tables and models whose output reaches the data."""
         return {}
 
+    def wants(self) -> tuple[str, ...]:
+        """Columns that these settings name, which earlier stages must add."""
+        return ()
+
     def problems(self) -> list[str]:
         """What is wrong with these settings beyond what types can say (a missing model file …), one sentence each."""
         return []
@@ -88,6 +92,7 @@ class PartInfo:
     rank: int  # of its source among the distinct priorities, 0 = best
     base: int  # global row number of its row 0: prefix sum of the rows before it
     rows: int
+    fixed: bool = False  # of an earlier corpus: nothing of it is dropped; such parts come first and have rank 0
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ SPAN = np.dtype([
     ("document", "<i8"),  # number in the shard
 ])  # fmt: skip
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Kept(Generic[K, T]):

@@ -73,12 +73,12 @@ class Urls(RowStage):
         found = []
         for path in (*self.block, *self.words, *self.allow):
             try:
-                if not any(True for _ in _lines(path)):
-                    found.append(f"the list `{path}` has no entries")
+                if not sum(1 for _ in _lines(path)):
+                    found.append(f"the list `{path.written}` has no entries")
             except (OSError, UnicodeDecodeError, EOFError) as error:
-                found.append(f"the list `{path}` cannot be read: {error}")
+                found.append(f"the list `{path.written}` cannot be read: {getattr(error, 'strerror', None) or error}")
         for path in self.words if not found else ():
-            found += [f"{path}:{number}: {error}" for number, error in _bad_patterns(path)]
+            found += [f"{path.written}:{number}: {error}" for number, error in _bad_patterns(path)]
         return found
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:

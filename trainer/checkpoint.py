@@ -20,85 +20,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.contract.files import fsync_folder, sha256_file, write_atomic
 from stages.contract.names import canonical_json
-from stages.contract.problem import Problem, RunError, SpecError
+from stages.contract.problem import Problem, RunError
 from trainer.parallel import World, is_copy, local_box
+from trainer.records import Complete, Identity, State, Whole
 
 COMPLETE = "complete.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".tmp"
-
-Name = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_-]+\.safetensors$")
-]  # a plain file name: no path leads outside
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class File(_Record):
-    """One file as it was written."""
-
-    bytes: int
-    sha256: str
-
-
-class Piece(_Record):
-    """Where one rank's part of a tensor lies: `start` is its first index along each dimension of the whole."""
-
-    file: Name
-    start: list[int]
-    size: list[int]
-
-
-class Whole(_Record):
-    """A tensor and the pieces it was cut into."""
-
-    dtype: str
-    shape: list[int]
-    pieces: list[Piece]
-
-
-class State(_Record):
-    """What the loop carries from step to step beside tensors. The place in the data is `step` and nothing else."""
-
-    step: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    best_step: int | None = None
-    best_loss: float | None = None
-    evals_since_best: int = 0
-
-
-class Identity(_Record):
-    """What must be equal for a checkpoint to be this run's."""
-
-    manifests: list[str]
-    chain: list[str]  # of the plan, up to the phase of the last step done
-    model: dict[str, int | float | bool]
-
-
-class Complete(_Record):
-    """`complete.json`."""
-
-    format: Literal[1]
-    state: State
-    identity: Identity
-    plan: str  # digest of the whole plan, for information
-    world: int
-    torch: str
-    files: dict[Name, File]
-    tensors: dict[str, Whole]
 
 
 @dataclass(frozen=True)
@@ -160,6 +98,27 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[Skipped]]:
     return None, skipped
 
 
+def agreed(root: Path, world: World) -> tuple[Checkpoint | None, list[Skipped]]:
+    """What `newest` finds, on every rank; the first one reads and hashes for all.
+
+    The run folder must be one that all ranks see. RunError on every rank, as `newest` raises it.
+    """
+    problem: RunError | None = None
+    found: Checkpoint | None = None
+    skipped: list[Skipped] = []
+    if world.first:
+        try:
+            found, skipped = newest(root)
+        except RunError as error:
+            problem = error
+    name = world.texts("failed" if problem else found.path.name if found else "none")[0]
+    if name == "failed":
+        raise problem or RunError(Problem("T001", f"rank 0 found no checkpoint in {root} that can be used"))
+    if found is None and name != "none":
+        found = Checkpoint(root / name, Complete.model_validate_json((root / name / COMPLETE).read_bytes()))
+    return found, skipped
+
+
 def read(path: Path) -> Checkpoint | str:
     """The checkpoint in a folder, every byte checked, or why it is not one."""
     try:
@@ -181,37 +140,6 @@ def read(path: Path) -> Checkpoint | str:
         if sha256_file(path / name) != file.sha256:
             return f"the bytes of {name} are not those that were written"
     return Checkpoint(path, record)
-
-
-def check_identity(checkpoint: Checkpoint, mine: Identity) -> None:
-    """SpecError with a table of differences when the checkpoint belongs to another corpus, order or model."""
-    theirs = checkpoint.record.identity.model_dump()
-    rows = [row for key, value in mine.model_dump().items() for row in _differences(key, theirs[key], value)]
-    if not rows:
-        return
-    width = max(len(row[0]) for row in rows)
-    table = [f"{name:<{width}}  checkpoint {old:<12}  now {new}" for name, old, new in rows]
-    message = f"{checkpoint.path} was written by another run: {len(rows)} values differ"
-    repairs = ("give another run folder with --out", "or go back to the manifest and plan of this run")
-    raise SpecError(Problem("P004", message, repairs=(*table, *repairs)))
-
-
-def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, str, str]]:
-    if isinstance(old, dict):
-        pairs = {f"{key}.{name}": (old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())}
-    else:
-        longest = max(len(old), len(new))
-        pairs = {
-            f"{key}[{i}]": (old[i] if i < len(old) else None, new[i] if i < len(new) else None)
-            for i in range(longest)
-        }
-    for name, (a, b) in pairs.items():
-        if a != b:
-            yield name, _short(a), _short(b)
-
-
-def _short(value: Any) -> str:
-    return "-" if value is None else value[:12] if isinstance(value, str) else str(value)
 
 
 def save(

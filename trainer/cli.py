@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 #: Problems that all ranks raise together, so that the first rank alone need show them.
-SHARED = frozenset({"P004", "T001", "T002", "T003"})
+SHARED = frozenset({"P004", "T002", "T003"})
 
 
 class Output:

@@ -42,7 +42,7 @@ def read_tombstones(draft: Draft) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         draft.error("D004", f"data.tombstones: {path} cannot be read: {error}", place)
         return ()
-    found = set()
+    found: set[str] = set()
     for number, line in enumerate(lines, 1):
         word = line.split("#")[0].split()[:1]
         if word and not _ID.fullmatch(word[0]):

@@ -26,6 +26,10 @@ from trainer.config import PlanConfig
 from trainer.planned import Note
 from trainer.shape import Given, ModelShape, find_shape, smallest_sensible
 
+#: A given number of parameters is met by the nearest shape: above the first share of difference that is said, above
+#: the second it is an error. Small models with a large vocabulary come in coarse steps.
+PARAMS_NEAR, PARAMS_FAR = 0.1, 0.5
+
 #: What a core does with small models, in FLOP/s.
 CORE = 25e9
 
@@ -208,13 +212,12 @@ def _shape(draft: Draft, longest: int) -> ModelShape:
     for fault in shape.faults():
         draft.error("P001", fault, ("model",))
     real = shape.parameters
-    if model.params and abs(real / model.params - 1) > 0.1:
-        draft.error(
-            "P001",
-            f"the shape nearest to model.params {model.params:,} has {real:,} parameters ({real / model.params - 1:+.1%})",
-            ("model", "params"),
-            f"write params: {real:_}",
-        )
+    if model.params and abs(real / model.params - 1) > PARAMS_NEAR:
+        far = f"the shape nearest to model.params {model.params:,} has {real:,} parameters ({real / model.params - 1:+.1%})"
+        if abs(real / model.params - 1) > PARAMS_FAR:
+            draft.error("P001", far, ("model", "params"), f"write params: {real:_}")
+        else:
+            draft.warn(far, ("model", "params"), f"write params: {real:_} to mean it")
     draft.note(("model", "params"), real, why or "width, layers and vocabulary")
     layout = f"{shape.width:,} wide, {shape.layers} layers, {shape.heads} heads ({shape.kv_heads} for keys), ffn {shape.ffn:,}"
     draft.notes.append(Note("model shape", layout, "derived", "nearest to params; see trainer/shape.py"))

@@ -2,7 +2,7 @@
 
 A step is: read its batch (a function of manifest, plan and step), one forward and backward pass per micro-batch,
 the global gradient norm, one decision that all ranks take together, one update. State between steps is the tensors
-and a few numbers (`checkpoint.State`); learning rate, phase and data are functions of the step number.
+and a few numbers (`records.State`); learning rate, phase and data are functions of the step number.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from trainer.metrics import Metrics, Ticker, batch_rows, digest_parts, finite_or
 from trainer.model import Llama, fill
 from trainer.parallel import World, seed_of, shard
 from trainer.plan import Plan
+from trainer.records import Identity, State, check_identity
 from trainer.schedule import rate_at
 
 #: Steps without a finite loss and norm in a row after which a run stops: its next step would not be better.
 SKIPS = 10
 
-#: Sequences per source in one evaluation.
+#: Most sequences per source in one evaluation, and the least: an evaluation may cost about a twelfth of the training
+#: between two of them (a forward pass is a third of a training pass), or a small run would mostly evaluate.
 HOLDOUT_ROWS = 256
+HOLDOUT_ROWS_LEAST = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Fit:
         self.plan, self.loader, self.out, self.world, self.stop = plan, loader, out, world, stop
         self.emit = emit
         self.root = out / "checkpoints"
-        self.state = checkpoint.State()
+        self.state = State()
         self.began = time.monotonic()
         self.saved_at = self.began
         self.ticker = Ticker(plan.steps) if world.first and not quiet else None
@@ -112,24 +115,24 @@ class Fit:
             "optimizer": optim.state_tensors(self.model, self.optimizer),
         }
 
-    def identity(self, step: int) -> checkpoint.Identity:
+    def identity(self, step: int) -> Identity:
         """What a checkpoint of `step` must share with this run: the plan's chain up to the last phase begun."""
         begun = sum(1 for phase in self.plan.phases if phase.first_step < step)
         model = asdict(self.plan.model)
         del model["seq_len"]  # a later phase may have longer rows; no weight depends on it
         chain = list(self.plan.chain[: begun + 1])
-        return checkpoint.Identity(manifests=list(self.plan.manifests), chain=chain, model=model)
+        return Identity(manifests=list(self.plan.manifests), chain=chain, model=model)
 
     def resume(self) -> None:
         """Go to the newest usable checkpoint of the run folder; without any, start at step 0.
 
         SpecError when it belongs to another corpus, order or model; RunError when there are some and none is sound.
         """
-        found, skipped = checkpoint.newest(self.root)
+        found, skipped = checkpoint.agreed(self.root, self.world)
         for item in skipped:
             self.say(f"skipped checkpoint {item.name}: {item.reason}")
         if found is not None:
-            checkpoint.check_identity(found, self.identity(found.step))
+            check_identity(found.path, found.record.identity, self.identity(found.step))
             checkpoint.load(found, self.tensors())
             self.state = found.record.state
             self.say(f"resumed from {found.path} ({found.step:,} of {self.plan.steps:,} steps done)")
@@ -314,12 +317,19 @@ class Fit:
             self.save()
         return end
 
+    def _holdout_rows(self) -> int:
+        """Sequences of each source in an evaluation."""
+        every = self.plan.monitoring.eval_every_steps or self.plan.steps
+        budget = every * self.plan.phase_at(self.state.step - 1).batch // 4
+        return min(max(budget // len(self.sources), HOLDOUT_ROWS_LEAST), HOLDOUT_ROWS)
+
     def _evaluate(self) -> bool:
         """Holdout loss per source and in all; whether it is the lowest so far."""
         seq_len = self.plan.phase_at(self.state.step - 1).seq_len
+        rows = self._holdout_rows()
         losses, total, targets = {}, 0.0, 0
         for name in self.sources:
-            batches = self.loader.holdout(name, seq_len, self.micro, HOLDOUT_ROWS)
+            batches = self.loader.holdout(name, seq_len, self.micro, rows)
             loss, count = holdout_loss(self.model, batches, self.world)
             if count:
                 losses[name] = loss

@@ -31,7 +31,7 @@ from stages.stream import SPAN, Shelf, Stream, ids_of
 from trainer.ahead import Ahead, Waits
 from trainer.planned import Plan
 
-__all__ = ["IGNORE", "Batch", "Loader", "Micro", "TokenDataset", "Waits"]
+__all__ = ["IGNORE", "Batch", "Loader", "Micro", "Waits"]
 
 #: Samples of steps that follow each other are looked up together, about so many at a time.
 LOOK_AHEAD = 4096
@@ -71,17 +71,17 @@ class Batch:
 class _Rows:
     """Real and filler rows of one length with their spans: what micro-batches are cut from.
 
-    source_N  int64, index into plan.sources; -1 for filler
-    spans     dtype SPAN, those of documents;  ids_S  V16;  documents_S  int64
+    sources    int64 (N,), index into plan.sources; -1 for filler
+    spans      dtype SPAN (S,), those of documents;  ids  V16 (S,);  documents  int64 (S,)
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
     position_ids: np.ndarray
-    source_N: np.ndarray
+    sources: np.ndarray
     spans: np.ndarray
-    ids_S: np.ndarray
-    documents_S: np.ndarray
+    ids: np.ndarray
+    documents: np.ndarray
 
 
 class Loader:
@@ -266,14 +266,15 @@ class Loader:
     def _assemble(self, spans: np.ndarray, documents_S: np.ndarray, source_N: np.ndarray, length: int) -> _Rows:
         tokens, at = self._shelf.gather(spans)
         shape = (len(source_N), length)
-        arrays = [self._allocate(shape, np.int64) for _ in range(3)]
+        input_ids, labels, positions = (self._allocate(shape, np.int64) for _ in range(3))
         masked = self.plan.mask_documents
-        fill_rows(tokens, at, spans["row"].copy(), spans["place"].copy(), spans["count"].copy(), self._eos, masked, *arrays)
+        row_S, place_S, count_S = (spans[name].copy() for name in ("row", "place", "count"))
+        fill_rows(tokens, at, row_S, place_S, count_S, self._eos, masked, input_ids, labels, positions)
         ids = ids_of(self._shelf, spans)
         if len(self._tombstones):
-            self._silence(arrays[1], spans, ids)
+            self._silence(labels, spans, ids)
         real = spans["place"] < length
-        return _Rows(*arrays, source_N, spans[real], ids[real], documents_S[real])
+        return _Rows(input_ids, labels, positions, source_N, spans[real], ids[real], documents_S[real])
 
     def _silence(self, labels: np.ndarray, spans: np.ndarray, ids: np.ndarray) -> None:
         """Takes the labels of documents with a tombstone away, and those that predict their first token."""
@@ -285,7 +286,7 @@ class Loader:
         """Rows low … high - 1 as the arrays that `Batch` names."""
         length = rows.input_ids.shape[1]
         a, b = np.searchsorted(rows.spans["row"], [low, high])
-        spans, ids, documents = rows.spans[a:b], rows.ids_S[a:b], rows.documents_S[a:b]
+        spans, ids, documents = rows.spans[a:b], rows.ids[a:b], rows.documents[a:b]
         row = spans["row"] - low
         filled = np.zeros(high - low, np.int64)
         np.maximum.at(filled, row, np.minimum(spans["place"] + spans["count"], length))
@@ -296,7 +297,7 @@ class Loader:
         starts = np.concatenate([row * length + spans["place"], open_rows * length + filled[open_rows]])
         order = np.argsort(starts, kind="stable")
         borders = np.append(starts[order], (high - low) * length).astype(np.int32)
-        source_B = rows.source_N[low:high]
+        source_B = rows.sources[low:high]
         pads = len(open_rows)
         return {
             "input_ids": rows.input_ids[low:high],

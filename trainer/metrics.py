@@ -171,7 +171,8 @@ def batch_rows(batch: Batch, sources: Sequence[str]) -> list[dict[str, Any]]:
         for i, weight in enumerate(np.asarray(micro["weight"])):
             if weight == 0:
                 continue
-            spans = np.flatnonzero((starts >= i * length) & (starts < (i + 1) * length))
+            inside = (starts >= i * length) & (starts < (i + 1) * length)
+            spans = np.flatnonzero(inside & (np.asarray(micro["span_document"]) >= 0))  # without padding
             documents = [bytes(micro["span_id"][span]).hex() for span in spans]
             rows.append({"source": sources[int(micro["source"][i])], "documents": documents})
     return rows

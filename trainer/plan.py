@@ -18,8 +18,8 @@ from stages.contract.order import Order, Source
 from stages.contract.problem import Problem, SpecError, Where, in_order
 from stages.contract.tree import Path, path_text
 from trainer.config import PlanConfig
-from trainer.equations import CORE, Draft, Machine, check_memory, check_steps, check_warmup, request_of
 from trainer.edits import check_skip, read_tombstones
+from trainer.equations import CORE, Draft, Machine, check_memory, check_steps, check_warmup, request_of
 from trainer.planned import (
     CheckpointPlan,
     MonitoringPlan,

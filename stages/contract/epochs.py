@@ -120,7 +120,7 @@ class RowEpochs:
         window = np.searchsorted(table.starts, place, side="right") - 1
         low = table.starts[window]
         size = table.starts[window + 1] - low
-        number = low + permute(place - low, size, derive(derive(key, 1), table.opens[window]))
+        number = low + permute(place - low, size, derive(derive(np.array([key]), 1), table.opens[window]))
         rank = np.searchsorted(table.first, number, side="right") - 1
         return rows.first[table.order[rank]] + number - table.first[rank]
 
@@ -133,7 +133,7 @@ class RowEpochs:
         window = np.searchsorted(table.opens, rank, side="right") - 1
         low = table.starts[window]
         size = table.starts[window + 1] - low
-        return low + permute(number - low, size, derive(derive(key, 1), table.opens[window]), inverse=True)
+        return low + permute(number - low, size, derive(derive(np.array([key]), 1), table.opens[window]), inverse=True)
 
     def _table(self, rows: Rows, key: np.uint64) -> _Table:
         name = (id(rows), int(key))
@@ -148,7 +148,7 @@ class RowEpochs:
 
 def _table(rows: Rows, key: np.uint64) -> _Table:
     groups = len(rows.groups)
-    order = permute(np.arange(groups), groups, derive(key, 2)[0])
+    order = permute(np.arange(groups), groups, derive(np.array([key]), 2)[0])
     rank = np.empty(groups, np.int64)
     rank[order] = np.arange(groups)
     first = np.concatenate([[0], np.cumsum(rows.groups[order], dtype=np.int64)])

@@ -228,7 +228,7 @@ class Manifest(_Record):
     """The whole of manifest.json."""
 
     format: Literal[1] = 1
-    order_version: Literal[1] = ORDER_VERSION
+    order_version: Literal[1] = 1
     name: str
     seed: int
     config_digest: str

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -213,7 +214,7 @@ class Order:
             return result
         order = np.lexsort((epoch, source))
         borders = np.flatnonzero((np.diff(source[order]) != 0) | (np.diff(epoch[order]) != 0)) + 1
-        for mine in np.split(order, borders):
+        for mine in np.split(order, borders) if len(order) else ():
             s = int(source[mine[0]])
             result["offset"][mine] = self._rows.forward(self.sources[s].rows[seq_len], place[mine], keys[mine[0]])
         return result
@@ -347,7 +348,7 @@ def _pieces(first_P1: Sequence[int], skip: Sequence[tuple[int, int]]) -> tuple[P
         before = b
     pieces: list[Piece] = []
     run = 0
-    for p, (start, end) in enumerate(zip(first_P1, first_P1[1:], strict=False)):
+    for p, (start, end) in enumerate(pairwise(first_P1)):
         inside = [(max(a, start), min(b, end)) for a, b in skip if a < end and b > start]
         for low, high in zip([start, *(b for _, b in inside)], [*(a for a, _ in inside), end], strict=True):
             if low < high:

@@ -57,6 +57,7 @@ CODES: dict[str, str] = {
     "R006": "Ray cannot be started or reached",
     "R007": "a package that this needs is not installed",
     "R008": "the run folder holds something that cannot be read",
+    "R009": "a self-test of the program failed",
     "T001": "no checkpoint can be loaded",
     "T002": "a checkpoint could not be written",
     "T003": "the loss or a gradient is not a finite number",

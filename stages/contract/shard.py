@@ -24,7 +24,7 @@ from typing import IO, Self
 
 import numpy as np
 
-from stages.contract.files import atomic_file, sha256_file
+from stages.contract.files import atomic_file, sha256_file, write_atomic
 from stages.contract.problem import Problem, RunError
 
 #: One record per document: tokens including the EOS, and the 16-byte document id.
@@ -180,6 +180,12 @@ class _Hashing:
         return FileFacts(self._bytes, self._hash.hexdigest())
 
 
+def write_atomic_hashed(path: Path, data: bytes) -> FileFacts:
+    """Puts the bytes at the path, all or nothing, and returns what the manifest says of them."""
+    write_atomic(path, data)
+    return FileFacts(len(data), hashlib.sha256(data).hexdigest())
+
+
 class TokenFile:
     """An open file of tokens, read by `pread`, so that threads may share it.
 
@@ -205,7 +211,7 @@ class TokenFile:
     def read_into(self, start: int, out: np.ndarray) -> None:
         """Fills `out` (the dtype of the file) with the tokens from number `start` on. RunError when it is too short."""
         if len(self._firsts) == 1:
-            self._fill(self._places[0] + start * self.dtype.itemsize, memoryview(out).cast("B"), start)
+            self._fill(self._places[0] + start * self.dtype.itemsize, out.data.cast("B"), start)
             return
         done = 0
         while done < len(out):
@@ -213,7 +219,7 @@ class TokenFile:
             until = self._firsts[i + 1] if i + 1 < len(self._firsts) else start + len(out)
             size = min(len(out) - done, until - start - done)
             at = self._places[i] + (start + done - self._firsts[i]) * self.dtype.itemsize
-            self._fill(at, memoryview(out[done : done + size]).cast("B"), start)
+            self._fill(at, out[done : done + size].data.cast("B"), start)
             done += size
 
     def _fill(self, at: int, view: memoryview, start: int) -> None:

@@ -185,12 +185,15 @@ def shape_of(request: Request, at: At) -> list[Shape]:
 
 def _not_packed(request: Request, shapes: list[Shape], at: At) -> list[Problem]:
     """Lengths of phases that sources with a weight there have no rows of."""
-    found = []
-    for length in dict.fromkeys(shape.seq_len for shape in shapes) if request.rows is not None else ():
+    found: list[Problem] = []
+    rows = request.rows
+    if rows is None:
+        return found
+    for length in dict.fromkeys(shape.seq_len for shape in shapes):
         read = {name for shape in shapes if shape.seq_len == length for name, w in shape.mix.items() if w}
-        lacking = [name for name in request.sources if name in read and length not in request.rows[name]]
+        lacking = [name for name in request.sources if name in read and length not in rows[name]]
         if lacking:
-            there = sorted({one for name in lacking for one in request.rows[name]})
+            there = sorted({one for name in lacking for one in rows[name]})
             has = f"only of {', '.join(f'{one:,}' for one in there)}" if there else "of no length"
             found.append(
                 Problem("P002", f"data.packing is best-fit, but {', '.join(lacking)} have no rows of {length:,}, {has}",

@@ -1,8 +1,8 @@
 """Personal details and secrets: found by form and check digit, replaced by tags.
 
-Rows are screened by RE2 over the whole batch; only rows that may hold something are looked at in Python, with
-bounded patterns and without `\\b` (which sees no boundary between a digit and a Chinese character).
-`addresses.py`, `numbers.py`, `phones.py` and `credentials.py` find; `spans.py` resolves overlaps and replaces.
+A compiled pass over the whole batch finds the places that may hold something (`hits.py`); only a window around each is
+looked at in Python, with bounded patterns and without `\\b` (which sees no boundary between a digit and a Chinese
+character). `addresses.py`, `numbers.py`, `phones.py` and `credentials.py` find; `spans.py` resolves overlaps and replaces.
 """
 
 from __future__ import annotations
@@ -64,23 +64,12 @@ class Pii(RowStage):
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         texts = batch.column("text")
         kinds = self._ordered()
-        screens = [np.asarray(pc.match_substring_regex(texts, KINDS[kind].screen)) for kind in kinds]
-        may_NK = np.stack(screens, axis=1) if len(texts) else np.zeros((0, len(kinds)), bool)
-        rows = np.flatnonzero(may_NK.any(axis=1))
-        counts_NK = np.zeros(may_NK.shape, np.int32)
-        scrubber = Scrubber(kinds, self.replace, self._key())
-        fresh: list[str] = []
+        clean, counts_NK = Scrubber(kinds, self.replace, self._key()).scrub(texts)
         mask = np.zeros(len(texts), bool)
-        for row, text in zip(rows.tolist(), texts.take(pa.array(rows)).to_pylist(), strict=True):
-            screened = tuple(kind for kind, may in zip(kinds, may_NK[row].tolist(), strict=True) if may)
-            clean, counts = scrubber.scrub(text, screened)
-            if any(counts):
-                counts_NK[row] = counts
-                mask[row] = True
-                fresh.append(clean)
-        if fresh and not self.mark:
-            changed = pc.replace_with_mask(texts, pa.array(mask), pa.array(fresh, pa.large_string()))
-            batch = with_column(batch, "text", changed)
+        mask[list(clean)] = True
+        if clean and not self.mark:
+            fresh = pa.array([clean[row] for row in sorted(clean)], pa.large_string())
+            batch = with_column(batch, "text", pc.replace_with_mask(texts, pa.array(mask), fresh))
         for column, kind in enumerate(kinds):
             batch = with_column(batch, f"pii.{kind}", pa.array(counts_NK[:, column], pa.int32()))
         return give_verdict(self, batch, mask, "pii.found", "") if self.mark else batch

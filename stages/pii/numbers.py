@@ -152,7 +152,7 @@ def is_luhn(digits: str) -> bool:
 # --- IBAN ----------------------------------------------------------------------------------------------------------
 
 #: Length of an IBAN by country (ISO 13616 registry).
-_IBAN_LENGTHS = {
+IBAN_LENGTHS = {
     "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BI": 27, "BR": 29, "BY": 28,
     "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DJ": 27, "DK": 18, "DO": 28, "EE": 20, "EG": 29, "ES": 24, "FI": 18,
     "FK": 18, "FO": 18, "FR": 27, "GB": 22, "GE": 22, "GI": 23, "GL": 18, "GR": 27, "GT": 28, "HN": 28, "HR": 21, "HU": 28,
@@ -168,7 +168,7 @@ _IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ ]?[0-9A-Za-z]
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:
     """International bank account numbers with the length of their country and right check digits, spaced or not."""
     for match in _IBAN_START.finditer(text):
-        length = _IBAN_LENGTHS.get(match[0][:2].upper(), 0)
+        length = IBAN_LENGTHS.get(match[0][:2].upper(), 0)
         value, stop = _gather(text, match.start(), length)
         behind = text[stop : stop + 1]
         if length and len(value) == length and not (behind.isascii() and behind.isalnum()) and is_iban(value):

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.pii import addresses, credentials, numbers, phones
+import numpy as np
+import pyarrow as pa
+
+from stages.document import text_buffers
+from stages.pii import addresses, credentials, hits, numbers, phones
+from stages.pii.windows import Window, find_windows
 
 Kind = Literal["email", "phone", "id-card", "bank-card", "iban", "ip", "secret"]
 
 
 @dataclass(frozen=True)
 class Finder:
-    """How one kind is found. `find(text)` yields `(start, stop)` in code points of the text.
+    """How one kind is found. `find(text)` yields `(start, stop)` in code points of the text; `bit` is its bit in `hits`."""
 
-    screen  RE2: a text that it does not match has none of the kind
-    """
-
-    screen: str
+    bit: int
     find: Callable[[str], Iterator[tuple[int, int]]]
     tag: str
 
 
 #: In order of trust: of two spans that overlap, the one of the earlier kind counts.
 KINDS: dict[Kind, Finder] = {
-    "secret": Finder(credentials.SCREEN, credentials.find_secrets, "SECRET"),
-    "email": Finder(addresses.EMAIL_SCREEN, addresses.find_emails, "EMAIL"),
-    "iban": Finder(numbers.IBAN_SCREEN, numbers.find_ibans, "IBAN"),
-    "id-card": Finder(numbers.ID_SCREEN, numbers.find_id_cards, "ID-CARD"),
-    "bank-card": Finder(numbers.CARD_SCREEN, numbers.find_bank_cards, "BANK-CARD"),
-    "ip": Finder(addresses.IP_SCREEN, addresses.find_ips, "IP"),
-    "phone": Finder(phones.SCREEN, phones.find_phones, "PHONE"),
+    "secret": Finder(hits.SECRET, credentials.find_secrets, "SECRET"),
+    "email": Finder(hits.EMAIL, addresses.find_emails, "EMAIL"),
+    "iban": Finder(hits.IBAN, numbers.find_ibans, "IBAN"),
+    "id-card": Finder(hits.ID_CARD, numbers.find_id_cards, "ID-CARD"),
+    "bank-card": Finder(hits.BANK_CARD, numbers.find_bank_cards, "BANK-CARD"),
+    "ip": Finder(hits.IP, addresses.find_ips, "IP"),
+    "phone": Finder(hits.PHONE, phones.find_phones, "PHONE"),
 }
 
 #: Other forms of the characters that numbers and addresses are written with: full width, Arabic-Indic, Persian digits.
@@ -93,25 +97,55 @@ class Scrubber:
         self.kinds = kinds
         self.replace = replace
         self.key = key
+        self._bits = sum(KINDS[kind].bit for kind in kinds)
 
-    def scrub(self, text: str, screened: tuple[Kind, ...]) -> tuple[str, list[int]]:
-        """`(clean text, how many of each kind)`; the text itself where there are none.
-
-        screened  the kinds whose screen matches the text; once a value is out, all kinds are looked for
-        """
-        counts = dict.fromkeys(self.kinds, 0)
-        for passed in range(MAX_PASSES):
-            spans = find_spans(text, self.kinds if passed else screened)
-            if not spans:
+    def scrub(self, texts: pa.Array) -> tuple[dict[int, str], np.ndarray]:
+        """`(clean text by row, for the rows that change; how many of each kind, int32 [N, kinds])`."""
+        counts_NK = np.zeros((len(texts), len(self.kinds)), np.int32)
+        clean: dict[int, str] = {}
+        rows = list(range(len(texts)))
+        replaced: list[list[int]] | None = None
+        for _ in range(MAX_PASSES):
+            edits = self._edits(*text_buffers(texts), rows, replaced, counts_NK)
+            if not edits:
                 break
-            pieces: list[str] = []
-            end = 0
-            for span in spans:
-                counts[span.kind] += 1
-                pieces += (text[end : span.start], self._substitute(text[span.start : span.stop], span.kind))
-                end = span.stop
-            text = "".join(pieces) + text[end:]
-        return text, list(counts.values())
+            replaced, fresh = [], []
+            for row, found in edits.items():
+                text, at = _edited(texts[row].as_py().encode(), found)
+                clean[rows[row]] = text
+                fresh.append(text)
+                replaced.append(at)
+            rows = [rows[row] for row in edits]
+            texts = pa.array(fresh, pa.large_string())
+        return clean, counts_NK
+
+    def _edits(
+        self,
+        data_U8: np.ndarray,
+        offsets_N1: np.ndarray,
+        rows: list[int],
+        replaced: list[list[int]] | None,
+        counts_NK: np.ndarray,
+    ) -> dict[int, list[tuple[int, int, str]]]:
+        """What to put where: `(first byte of the text, end, substitute)` by index into `rows`; counts them.
+
+        replaced  bytes of each text at which something was replaced before: only there can be something new
+        """
+        edits: dict[int, list[tuple[int, int, str]]] = {}
+        content = memoryview(data_U8)  # type: ignore[arg-type]
+        starts = offsets_N1.tolist()
+        for window in find_windows(data_U8, offsets_N1, self._bits):
+            begin = starts[window.row]
+            if replaced is not None and not _holds(replaced[window.row], window.start - begin, window.stop - begin):
+                continue
+            text = str(content[window.start : window.stop], "utf-8")
+            for span in find_spans(text, _kinds_of(window.kinds)):
+                start, stop = _bytes_of(text, window, span)
+                if _touches(window, KINDS[span.kind].bit, start, stop):
+                    counts_NK[rows[window.row], self.kinds.index(span.kind)] += 1
+                    substitute = self._substitute(text[span.start : span.stop], span.kind)
+                    edits.setdefault(window.row, []).append((start - begin, stop - begin, substitute))
+        return edits
 
     def _substitute(self, value: str, kind: Kind) -> str:
         if self.replace == "remove":
@@ -124,3 +158,40 @@ class Scrubber:
         number = int.from_bytes(digest, "big")
         letters = "".join(chr(0x61 + number // 26**place % 26) for place in range(8))
         return f"<{KINDS[kind].tag}-{letters}>"
+
+
+@functools.lru_cache(maxsize=128)
+def _kinds_of(bits: int) -> tuple[Kind, ...]:
+    return tuple(kind for kind, finder in KINDS.items() if finder.bit & bits)
+
+
+def _bytes_of(text: str, window: Window, span: Span) -> tuple[int, int]:
+    """First byte and end of a span of a window, in the buffer of all texts."""
+    if len(text) == window.stop - window.start:  # ASCII
+        return window.start + span.start, window.start + span.stop
+    start = window.start + len(text[: span.start].encode())
+    return start, start + len(text[span.start : span.stop].encode())
+
+
+def _touches(window: Window, bit: int, start: int, stop: int) -> bool:
+    """Whether a span touches a hit of its kind: what does not is there only because the window ends where it does."""
+    return any(kinds & bit and first < stop and start < end for kinds, first, end in window.hits)
+
+
+def _holds(places: list[int], start: int, stop: int) -> bool:
+    """Whether one of the ascending places lies between start and stop, both included."""
+    at = bisect.bisect_left(places, start)
+    return at < len(places) and places[at] <= stop
+
+
+def _edited(content: bytes, edits: list[tuple[int, int, str]]) -> tuple[str, list[int]]:
+    """The text with these pieces replaced, and the bytes where the substitutes end in it."""
+    pieces: list[bytes] = []
+    places: list[int] = []
+    end = size = 0
+    for start, stop, substitute in edits:
+        pieces += (content[end:start], substitute.encode())
+        size += len(pieces[-1]) + len(pieces[-2])
+        places.append(size)
+        end = stop
+    return b"".join([*pieces, content[end:]]).decode(), places

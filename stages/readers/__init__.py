@@ -6,7 +6,7 @@ Importing this costs nothing: Arrow and the format modules come with the first s
 from stages.readers.cut import split_points
 from stages.readers.guess import FORMATS, compression_of, guess_format
 from stages.readers.listing import Found, Listing, Skipped, list_files
-from stages.readers.read import read_slice
+from stages.readers.read import read_slice, recipe
 from stages.readers.record import (
     DAMAGE_REASONS,
     REJECT_REASONS,

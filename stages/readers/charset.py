@@ -54,8 +54,11 @@ _ESCAPES = re.compile(rb"\x1b[$(]|\x1b\x2e|~\{")
 _MARKUP = re.compile(rb"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 #: Words with bytes beyond ASCII. No byte of a character of several bytes is one of those that end a word.
 _FOREIGN = re.compile(rb"[^\s<>]*[\x80-\xff][^\s<>]*")
-#: Bytes that are letters in the encodings of one byte, and runs that are only in those of several.
-_EVIDENCE = re.compile(rb"[\xc0-\xff]|[\x80-\xff]{4}")
+#: What is a letter and not a quote, a dash or a sign: by its number, by standing between letters, or in a run that only
+#: encodings of several bytes have.
+_EVIDENCE = re.compile(
+    rb"[\xc0-\xff]|(?<=[A-Za-z])[\x8a\x8c-\x8f\x9a\x9c-\x9f\xa1-\xac\xae-\xb6\xb8-\xbf](?=[a-z])|[\x80-\xff]{4}"
+)
 _SAMPLE = 65_536
 #: Wrong sequences that an encoding may have, as a share of the bytes beyond ASCII.
 _FEW = 0.02
@@ -165,6 +168,8 @@ def _guess(text: bytes) -> str | None:
     import chardet
 
     sample = text[:_SAMPLE]
+    if (wide := _wide(sample)) is not None:
+        return wide
     guess = chardet.detect(sample)
     if guess["language"] == "en" and b"\0" not in sample:
         words = b" ".join(_FOREIGN.findall(text))[:_SAMPLE]
@@ -180,6 +185,17 @@ def _guess(text: bytes) -> str | None:
     if codec is not None and codec.startswith("iso8859") and _CONTROLS.search(text):
         return _WINDOWS.get(codec, "cp1252")
     return codec
+
+
+def _wide(sample: bytes) -> str | None:
+    """UTF-16 without a mark, where it has no NUL bytes to know it by: Han and kana, with their punctuation among them."""
+    for codec in ("utf-16-le", "utf-16-be"):
+        text = _strict(sample[:4096], codec) or ""
+        marks = sum("\u3000" <= c <= "\u30ff" for c in text)
+        han = sum("\u4e00" <= c <= "\u9fff" for c in text)
+        if text and marks * 50 >= len(text) and (marks + han) * 10 >= len(text) * 9:
+            return codec
+    return None
 
 
 def _strict(data: bytes, codec: str) -> str | None:

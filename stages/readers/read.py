@@ -62,3 +62,16 @@ def read_slice(
 
         return read_html(where, settings, counters)
     raise ValueError(f"no reader for {where.uri!r}; set `format` to one of {', '.join(FORMATS)}")
+
+
+def recipe(settings: ReadSettings, uri: str) -> dict[str, str]:
+    """Versions of the packages whose output reaches the text of a file: charset detection is a guess of one of them."""
+    kind = settings.format or guess_format(uri)
+    if kind in ("warc", "wet", "html") or settings.encoding == "auto":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return {"chardet": version("chardet")}
+        except PackageNotFoundError:
+            return {"chardet": ""}
+    return {}

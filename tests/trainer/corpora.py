@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.contract import manifest as m
-from stages.contract.shard import Documents, FileFacts, ShardFacts, token_dtype, write_shard
+from stages.contract.rows import rows_kind
+from stages.contract.shard import Documents, FileFacts, ShardFacts, read_index, token_dtype, write_shard
+from stages.pack import pack_shard
 
 #: Ends every document. The other ids of a corpus are 1 … vocab - 1.
 EOS = 0
@@ -22,15 +24,18 @@ def make_corpus(
     documents_per_shard: int = 1 << 30,
     holdout: Mapping[str, Sequence[Sequence[int]]] | None = None,
     mixture: Mapping[str, float] | None = None,
+    pack: Sequence[int] = (),
 ) -> Path:
     """Writes shards, a stand-in tokenizer file and manifest.json; returns the path of the manifest.
 
     sources   name -> documents, each a list of ids in 1 … vocab - 1; the EOS (0) is added here
+    pack      lengths to pack rows for
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = {}
     for name, documents in sources.items():
         shards, largest = _write(folder, f"shards/{name}", name, documents, vocab, documents_per_shard)
+        shards = [pack_entry(folder, shard, pack) for shard in shards]
         kept, _ = _write(
             folder, f"holdout/{name}", f"held {name}", (holdout or {}).get(name, ()), vocab, 1 << 30
         )
@@ -91,6 +96,19 @@ def _write(
         entries.append(shard_entry(shard_name, facts))
         largest = max(largest, facts.largest_id)
     return entries, largest
+
+
+def pack_entry(folder: Path, shard: m.ShardEntry, lengths: Sequence[int]) -> m.ShardEntry:
+    """The shard with packed rows of these lengths, written beside it."""
+    records = read_index(shard.path(folder, "idx"), shard.tokens)
+    files, rows = dict(shard.files), {}
+    for length in lengths:
+        packing = pack_shard(records["length"], records["id"], length)
+        data = packing.rows.to_bytes()
+        (folder / f"{shard.name}.{rows_kind(length)}").write_bytes(data)
+        files[rows_kind(length)] = m.FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        rows[str(length)] = packing.groups
+    return shard.model_copy(update={"files": files, "rows": rows})
 
 
 def _batches(documents: Sequence[Sequence[int]], ids: np.ndarray) -> Iterator[Documents]:

@@ -13,8 +13,9 @@ from stages.contract.problem import RunError, SpecError
 from tests.trainer.tiny import alone, ids, model
 from trainer import checkpoint, optim
 from trainer.attention import Segments
-from trainer.checkpoint import COMPLETE, Identity, State
+from trainer.checkpoint import COMPLETE
 from trainer.plan import OptimizerPlan
+from trainer.records import Identity, State, check_identity
 
 PLAN = OptimizerPlan("AdamW", 0.9, 0.95, 1e-8, 0.1, 1.0)
 MINE = Identity(manifests=["m" * 64], chain=["a" * 64, "b" * 64], model={"width": 32, "rope_theta": 10000.0})
@@ -111,17 +112,21 @@ def test_when_no_checkpoint_is_sound_nothing_is_trained_over(tmp_path):
 def test_another_corpus_order_or_model_is_refused_with_the_differences(tmp_path):
     save(tmp_path, 5)
     found, _ = checkpoint.newest(tmp_path)
-    checkpoint.check_identity(found, MINE)
+    check_identity(found.path, found.record.identity, MINE)
     other = Identity(
         manifests=["n" * 64], chain=["a" * 64, "c" * 64], model={"width": 64, "rope_theta": 10000.0}
     )
     with pytest.raises(SpecError) as caught:
-        checkpoint.check_identity(found, other)
+        check_identity(found.path, found.record.identity, other)
     text = str(caught.value)
     assert "3 values differ" in text
-    for words in ("manifests[0]  checkpoint mmmmmmmmmmmm  now nnnnnnnnnnnn", "chain[1]", "model.width"):
+    for words in (
+        "manifest 0          checkpoint mmmmmmmmmmmm  now nnnnnnnnnnnn",
+        "data order, link 1",
+        "model.width",
+    ):
         assert words in text
-    assert "chain[0]" not in text
+    assert "data order, link 0" not in text
 
 
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path):

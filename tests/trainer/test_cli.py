@@ -96,21 +96,14 @@ def wait_for_step(process: subprocess.Popen, out: Path, step: int) -> None:
         time.sleep(0.002)
 
 
-def test_one_rank_killed_while_saving_then_interrupted_ends_as_never_stopped(manifest, tmp_path, whole):
+def test_one_rank_killed_while_saving_ends_as_never_stopped(manifest, tmp_path, whole):
     root = tmp_path / "checkpoints"
-    process = start(command(manifest, tmp_path, 1))
-    kill_while_saving(process, root, 12)
+    kill_while_saving(start(command(manifest, tmp_path, 1)), root, 12)
     sound = checkpoint.newest(root)[0].step
     assert sound in (8, 12, 16)
-    process = start(command(manifest, tmp_path, 1))
-    wait_for_step(process, tmp_path, sound + 6)  # beyond the lines of the first run
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"resumed from {root / checkpoint.folder_name(sound)}" in err
-    assert err.splitlines()[-1].startswith("next: trainer fit ")
     code, _, err = run(command(manifest, tmp_path, 1))
     assert code == 0, err
+    assert f"resumed from {root / checkpoint.folder_name(sound)}" in err
     same_end(whole[1], tmp_path)
 
 
@@ -141,7 +134,7 @@ def test_twenty_kills_while_saving(manifest, tmp_path):
 
 
 def test_two_ranks_killed_then_stopped_end_as_never_stopped(manifest, tmp_path, whole):
-    for step, how in ((6, signal.SIGKILL), (14, signal.SIGTERM)):
+    for step, how in ((6, signal.SIGKILL), (14, signal.SIGTERM)):  # 14 is beyond the lines of the first
         process = start(command(manifest, tmp_path, 2))
         wait_for_step(process, tmp_path, step)
         process.send_signal(how)
@@ -267,7 +260,6 @@ def test_nan_on_one_rank_is_a_decision_of_all(manifest, tmp_path):
         assert len(incident["rows"]) == 8
     assert "step 7 was skipped on every rank" in errors[0]
     assert "error[T003]: 10 steps in a row" in errors[0]
-    assert errors[0].splitlines()[-1].startswith("next: ")
     assert [r["skipped"] for r in lines(tmp_path / "run")] == [False] * 6 + [True, False] + [True] * 10
     last = checkpoint.newest(tmp_path / "run" / "checkpoints")[0]
     assert last.step == 16  # of finite parameters: no save takes others

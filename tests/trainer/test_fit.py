@@ -164,6 +164,23 @@ def test_another_corpus_or_model_is_refused_and_an_edited_schedule_is_not(manife
         assert run.state.step == 3
 
 
+def test_steps_still_to_come_may_be_skipped_and_past_ones_may_not(manifest, tmp_path):
+    with fit(manifest, tmp_path / "whole", *overrides(10)) as run:
+        run.run()
+    with fit(manifest, tmp_path / "run", *overrides(10)) as run:
+        stopped_after(4, run)
+        run.run()
+    with (
+        pytest.raises(SpecError, match="values differ"),
+        fit(manifest, tmp_path / "run", *overrides(10, "data.skip=[[1, 2]]")),
+    ):
+        pass
+    with fit(manifest, tmp_path / "run", *overrides(10, "data.skip=[[6, 8]]")) as run:
+        run.run()
+    whole, skipped = ([record["digest"] for record in lines(tmp_path / name)] for name in ("whole", "run"))
+    assert skipped == whole[:6] + whole[8:]
+
+
 def poisoned(run, steps) -> None:
     """Make the loss of these steps NaN."""
     plain = run.model.forward

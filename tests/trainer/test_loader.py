@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from stages.contract.manifest import load_manifest
+from stages.contract.manifest import load_manifest, verify_manifest
 from stages.contract.problem import RunError, SpecError
 from tests.trainer.corpora import EOS, document_ids, make_corpus, random_documents
 from trainer.config import read_plan
@@ -153,6 +153,168 @@ def test_documents_are_found_in_long_shards_and_across_empty_ones(tmp_path):
                 rows_of(loader.batch(step)), plan.order.batch_samples(step), strict=True
             ):
                 assert row["documents"].tolist() == sorted(set(number[offset : offset + length].tolist()))
+
+
+# ---- packed rows -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """Two sources in small shards with rows of 32 and 16; some documents are longer than a row."""
+    sources = {"web": random_documents(150, 40), "books": random_documents(60, 90, seed=1)}
+    make_corpus(tmp_path, sources, documents_per_shard=13, pack=(16, 32))
+    return tmp_path, sources
+
+
+def test_an_epoch_of_packed_rows_holds_every_document_once_and_cuts_only_long_ones(packed):
+    folder, sources = packed
+    manifest = load_manifest(folder)
+    assert verify_manifest(folder, manifest, deep=True) == []
+    rows = manifest.sources["books"].packed()[32].total
+    plan = plan_of([folder], "model.seq_len=32", "batch.global_tokens=32", "data.packing=best-fit",
+                   "data.mix={web: 0, books: 1}", f"data.total_tokens={rows * 32}")  # fmt: skip
+    documents = [[*document, EOS] for document in sources["books"]]
+    pieces: dict[int, list[list[int]]] = {}
+    predicted = 0
+    with Loader([folder], plan) as loader:
+        for step in range(plan.steps):
+            (row,) = rows_of(loader.batch(step))
+            ends = [*row["starts"][1:], 32]
+            for start, end, document in zip(row["starts"], ends, row["documents"], strict=True):
+                ids, labels = row["ids"][start:end].tolist(), row["labels"][start:end].tolist()
+                assert row["positions"][start:end].tolist() == list(range(end - start))
+                if document < 0:
+                    assert (set(ids), set(labels)) == ({EOS}, {IGNORE})
+                    continue
+                whole = documents[document]
+                pieces.setdefault(int(document), []).append(ids)
+                place = next(i for i in range(0, len(whole), 32) if whole[i : i + end - start] == ids)
+                following = [*whole[1:], IGNORE]
+                assert labels == following[place : place + end - start]
+                assert len(ids) == min(32, len(whole) - place)
+                predicted += sum(label != IGNORE for label in labels)
+    assert sorted(pieces) == list(range(len(documents)))
+    for number, found in pieces.items():
+        assert sorted(token for piece in found for token in piece) == sorted(documents[number])
+    assert predicted == sum(len(document) - 1 for document in documents)
+
+
+def test_packed_rows_of_any_world_phase_and_step(packed):
+    folder, _ = packed
+    phases = "[{name: a, share: 0.4, seq_len: 16}, {name: b, share: 0.6}]"
+    plan = plan_of([folder], *SETTINGS, "data.mix={web: 0.6, books: 0.4}", f"data.phases={phases}")
+    assert plan.packing == "best-fit"
+    assert {note.key for note in plan.notes} >= {"padding", "groups open at once"}
+    with Loader([folder], plan) as loader:
+        straight = [batch.digest for batch in loader.batches(0, micro=3)]
+        for step, world in ((0, 2), (5, 3), (11, 7), (plan.steps - 1, 16)):
+            parts = [loader.batch(step, rank, world, 2) for rank in range(world)]
+            rows = [row["ids"] for part in parts for row in rows_of(part)]
+            whole = loader.batch(step, micro=4)
+            assert np.array_equal(rows, [row["ids"] for row in rows_of(whole)])
+            assert whole.digest == straight[step]
+    with Loader([folder], plan) as loader:
+        assert [batch.digest for batch in loader.batches(9)] == straight[9:]
+
+
+def test_without_masks_a_packed_row_is_one_span_and_its_pads(packed):
+    folder, _ = packed
+    plan = plan_of([folder], *SETTINGS, "data.packing=best-fit", "data.mask_documents=false")
+    with Loader([folder], plan) as loader:
+        for row in rows_of(loader.batch(0, micro=10)):
+            end = row["starts"][1] if len(row["starts"]) > 1 else 32
+            assert row["labels"][: end - 1].tolist() == row["ids"][1:end].tolist()
+            assert row["positions"][:end].tolist() == list(range(end))
+            assert np.all(row["labels"][end:] == IGNORE)
+
+
+def test_a_document_is_found_in_every_packed_row_that_holds_it(packed):
+    folder, sources = packed
+    plan = plan_of([folder], *SETTINGS, "data.packing=best-fit")
+    with Loader([folder], plan) as loader:
+        batches = [rows_of(loader.batch(step)) for step in range(plan.steps)]
+        for number in (0, 7, 59):
+            wanted = document_ids("books", len(sources["books"]))[number].tobytes()
+            ((_, readings),) = loader.readings(wanted)
+            assert [(int(r["step"]), int(r["slot"])) for r in readings] == [
+                (step, slot)
+                for step, rows in enumerate(batches)
+                for slot, row in enumerate(rows)
+                if wanted in {one.tobytes() for one in row["names"]}
+            ]
+
+
+# ---- edits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit"])
+@pytest.mark.parametrize("mask", ["true", "false"])
+def test_a_tombstone_takes_labels_away_and_nothing_else(packed, packing, mask, tmp_path):
+    folder, sources = packed
+    dead = document_ids("web", len(sources["web"]))[[3, 70]]
+    (tmp_path / "bad.txt").write_text(f"# found on Monday\n{dead[0].tobytes().hex()}  spam\n\n{dead[1].tobytes().hex().upper()}\n")
+    common = (*SETTINGS, f"data.packing={packing}", f"data.mask_documents={mask}")
+    plain, silenced = plan_of([folder], *common), plan_of([folder], *common, f"data.tombstones={tmp_path / 'bad.txt'}")
+    assert silenced.chain == plain.chain
+    assert silenced.digest != plain.digest
+    names = {one.tobytes() for one in dead}
+    silent = 0
+    with Loader([folder], plain) as before, Loader([folder], silenced) as after:
+        for step in range(plain.steps):
+            a, b = before.batch(step, micro=10), after.batch(step, micro=10)
+            assert a.digest == b.digest
+            for old, new in zip(rows_of(a), rows_of(b), strict=True):
+                changed = old["labels"] != new["labels"]
+                assert np.all(new["labels"][changed] == IGNORE)
+                silent += int(changed.sum())
+                if mask == "true":
+                    ends = [*new["starts"][1:], 32]
+                    for start, end, name in zip(new["starts"], ends, new["names"], strict=True):
+                        own = new["labels"][start:end]
+                        assert np.all(own == IGNORE) if name.tobytes() in names else not changed[start:end].any()
+    assert silent > 0
+
+
+def test_a_file_of_tombstones_that_holds_no_ids_is_refused(packed, tmp_path):
+    folder, _ = packed
+    (tmp_path / "bad.txt").write_text("web/1.jsonl\n")
+    with pytest.raises(SpecError, match=r"bad\.txt, line 1: `web/1\.jsonl` is no document id"):
+        plan_of([folder], *SETTINGS, f"data.tombstones={tmp_path / 'bad.txt'}")
+    with pytest.raises(SpecError, match="cannot be read"):
+        plan_of([folder], *SETTINGS, "data.tombstones=/nowhere/at/all")
+
+
+def test_skipped_steps_are_passed_over_and_the_run_is_shorter(corpus):
+    folder, _ = corpus
+    plan, skipping = plan_of([folder], *SETTINGS), plan_of([folder], *SETTINGS, "data.skip=[[4, 6], [10, 11]]")
+    assert skipping.steps == plan.steps - 3
+    assert [phase.first_step for phase in skipping.phases] == [0, 4, 8]
+    assert skipping.tokens_at(4) == plan.tokens_at(4)
+    assert skipping.tokens_at(5) == plan.tokens_at(7)
+    assert skipping.tokens_at(skipping.steps) == plan.total_tokens == skipping.total_tokens
+    with Loader([folder], plan) as one, Loader([folder], skipping) as two:
+        straight = [batch.digest for batch in one.batches(0)]
+        assert [batch.digest for batch in two.batches(0)] == straight[:4] + straight[6:10] + straight[11:]
+    for bad in ("[[3, 3]]", "[[29, 31]]", "[[5, 7], [7, 9]]", "[[0, 30]]"):
+        with pytest.raises(SpecError, match=r"data\.skip"):
+            plan_of([folder], *SETTINGS, f"data.skip={bad}")
+
+
+def test_a_phase_may_be_ended_during_the_run_and_another_mixture_take_its_place(corpus):
+    folder, _ = corpus
+    phases = "data.phases=[{{name: a, share: 0.5}}, {{name: b, share: 0.5{until}}}{more}]"
+    plan = plan_of([folder], *SETTINGS, phases.format(until="", more=""))
+    more = ", {name: c, mix: {web: 0.2, books: 0.8}}"
+    edited = plan_of([folder], *SETTINGS[:3], "data.mix=", phases.format(until=", until: 20", more=more)
+                     .replace("share: 0.5", "mix: {web: 0.6, books: 0.4}, share: 0.5"))  # fmt: skip
+    assert [(phase.name, phase.first_step, phase.end) for phase in edited.phases] == [("a", 0, 15), ("b", 15, 20), ("c", 20, 30)]
+    assert edited.chain[:3] == plan.chain
+    with Loader([folder], plan) as one, Loader([folder], edited) as two:
+        straight, changed = ([batch.digest for batch in loader.batches(0)] for loader in (one, two))
+        assert straight[:20] == changed[:20]
+        assert not set(straight[20:]) & set(changed[20:])
+        late = sum(two.batch(step).tokens["books"] for step in range(20, 30))
+    assert late == pytest.approx(0.8 * 10 * 320, abs=32)
 
 
 # ---- ranks, resume, repeats ------------------------------------------------------------------------------------

@@ -436,7 +436,7 @@ def test_a_phase_that_ends_early_was_read_as_it_was_and_the_next_goes_on_behind_
 def test_what_cannot_be_skipped_is_refused():
     stretch = Stretch(4, 2, 8, (8,))
     for skip in ([(2, 2)], [(3, 5)], [(2, 3), (1, 2)], [(0, 4)]):
-        with pytest.raises(ValueError, match="skipped|without a single step"):
+        with pytest.raises(ValueError, match=r"skipped|without a single step"):
             Order(0, 8, sources(5), [stretch], skip)
 
 

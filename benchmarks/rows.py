@@ -1,0 +1,176 @@
+"""Synthetic emissions of near-duplicate removal, and its supersteps run over them as a build runs them.
+
+The mix is like web text: 70 % of the documents are alone, 27 % in clusters whose sizes follow Zipf's law (J from 0.5 to 1),
+2 % pages of templated sites (J 0.6), 1 % chains in which each version is like the one before. Signatures are drawn, not
+computed: two members of a family share each MinHash row and each bin with chance J.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measure import cpu_seconds
+from pipeline.records import FileRef, Part, StepRecord
+from pipeline.rounds import Gathered, StepTask
+from pipeline.sealed import ArrowFile
+from pipeline.task import StageUse
+from stages import signature
+from stages.exchange import binary_of, read_inbox
+from stages.minhash import MinhashDedup
+from stages.stage import PartInfo
+
+SHINGLES = 600
+
+
+@dataclass(frozen=True)
+class Ran:
+    """CPU seconds of all tasks, peak resident MB of the largest, bytes of all outboxes; what became of the documents."""
+
+    seconds: float
+    peak_mb: float
+    bytes: int
+    parts: tuple[PartInfo, ...]
+    evidence: list[pa.Table]  # by part
+    steps: dict[str, float]  # CPU seconds by name of the superstep
+
+    @property
+    def dropped(self) -> int:
+        """How many documents were dropped."""
+        return sum(table.num_rows for table in self.evidence)
+
+    def proofs(self) -> list[tuple[int, int, float]]:
+        """`(dropped, kept, similarity)` by global row number."""
+        base = {part.index: part.base for part in self.parts}
+        return [
+            (part.base + row["row"], base[row["survivor_part"]] + row["survivor_row"], row["similarity"])
+            for part, table in zip(self.parts, self.evidence, strict=True)
+            for row in table.to_pylist()
+        ]
+
+
+def signature_seconds(documents: int) -> float:
+    """CPU seconds to sign one document of SHINGLES + 4 words."""
+    words = np.random.default_rng(0).integers(0, 2**64, documents * (SHINGLES + 4), np.uint64)
+    offsets = np.arange(documents + 1) * (SHINGLES + 4)
+    bands, rows = MinhashDedup().shape
+    constants = signature.Permutations.make(0, bands * rows)
+    return cpu_seconds(lambda: signature.sign(words, offsets, 5, bands, rows, constants), 3)[0] / documents
+
+
+def families(rng: np.random.Generator, documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """`(family int64, J float32)` of each document; a document alone has a family of its own and J = 0."""
+    family, likeness = np.arange(documents), np.zeros(documents, np.float32)
+    clustered = rng.random(documents)
+    number = documents
+    for low, high, sizes, least, most in ((0.0, 0.27, 1.6, 0.5, 1.0), (0.27, 0.29, 1.05, 0.6, 0.6)):
+        members = np.flatnonzero((clustered >= low) & (clustered < high))
+        drawn = np.minimum(rng.zipf(sizes, len(members) + 1) + 1, 100_000)
+        owner = np.repeat(np.arange(len(drawn)), drawn)[: len(members)] if len(members) else members
+        owner = owner[rng.permutation(len(owner))]  # members of a family are spread over the corpus
+        family[members] = number + owner
+        likeness[members] = rng.uniform(least, most, len(drawn))[owner]
+        number += len(drawn)
+    return family, likeness
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's finalizer: the draw that belongs to a number."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def emission(family: np.ndarray, likeness: np.ndarray, first: int, bands: int, rows: int) -> pa.Table:
+    """The emission of documents first, first + 1 ... : what is shared is a function of the family, the rest is not."""
+    rng = np.random.default_rng(first)
+    n = len(family)
+    with np.errstate(over="ignore"):
+        root = _mixed(family.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        own = _mixed((np.arange(n, dtype=np.uint64) + np.uint64(first + (1 << 40))) * np.uint64(0xD6E8FEB86659FD93))
+        keys = np.empty((n, bands), np.uint64)
+        for band in range(bands):
+            shared = rng.random(n, np.float32) < likeness**rows
+            keys[:, band] = _mixed(np.where(shared, root, own) + np.uint64(band))
+        sketch = np.empty((n, signature.BINS), np.uint8)
+        for word in range(signature.SKETCH_WORDS):  # eight bins at a time
+            theirs = _mixed(root + np.uint64(1000 + word)).view(np.uint8).reshape(n, 8)
+            mine = _mixed(own + np.uint64(1000 + word)).view(np.uint8).reshape(n, 8)
+            shared = rng.random((n, 8), np.float32) < np.sqrt(likeness)[:, None]  # both members keep the bin: J
+            sketch[:, 8 * word : 8 * word + 8] = np.maximum(np.where(shared, theirs, mine), 1)
+        twins = np.stack([_mixed(keys[:, 0] + own), own], 1)
+    columns = [binary_of(keys), binary_of(sketch.view(np.uint64)), binary_of(twins), np.full(n, SHINGLES, np.uint32)]
+    return pa.table(columns, ["keys", "sketch", "twin", "shingles"])
+
+
+def exchange(folder: Path, documents: int, part_rows: int, stage: MinhashDedup | None = None) -> Ran:
+    """Runs all supersteps over that many synthetic documents."""
+    stage = stage or MinhashDedup()
+    family, likeness = families(np.random.default_rng(1), documents)
+
+    def tables() -> Iterator[pa.Table]:
+        for first in range(0, documents, part_rows):
+            chosen = slice(first, first + part_rows)
+            yield emission(family[chosen], likeness[chosen], first, *stage.shape)
+
+    return run_steps(folder, stage, tables())
+
+
+def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) -> Ran:
+    """Runs all supersteps over emissions, one a part, as a build does, each task in a child process of its own."""
+    for name in ("data", "tmp"):
+        (folder / name).mkdir()
+    infos: list[PartInfo] = []
+    files: dict[int, FileRef] = {}
+    first = 0
+    for index, table in enumerate(emissions):
+        with ArrowFile(folder, "emit.arrow") as file:
+            for batch in table.to_batches():
+                file.write(batch)
+            files[index] = file.seal()
+        infos.append(PartInfo(index, "web", 0, first, table.num_rows))
+        first += table.num_rows
+    empty = FileRef(name="", bytes=0, digest="")
+    parts = {p.index: Part(source="web", base=empty, rows=p.rows, text_bytes=0) for p in infos}
+    gathered = Gathered(tuple(infos), parts, files, {})
+    boxes: list[FileRef] = []
+    seconds, peak = 0.0, 0.0
+    by_step: dict[str, float] = {}
+    for step in stage.supersteps(gathered.infos):
+        made = []
+        for index in [p.index for p in infos] if step.over is None else range(step.over):
+            use = StageUse(stage.name, stage)
+            task = StepTask("", step.name, str(folder), use, step, index, gathered, tuple(boxes), 0)
+            record, spent, memory = _in_child(task)
+            made.append(record.file)
+            seconds, peak = seconds + spent, max(peak, memory)
+            by_step[step.name] = by_step.get(step.name, 0.0) + spent
+        boxes += made
+    paths = [folder / "data" / box.name for box in boxes]
+    evidence = [read_inbox(paths, "evidence", p.index) for p in infos]
+    return Ran(seconds, peak, sum(box.bytes for box in boxes), tuple(infos), evidence, by_step)
+
+
+def _in_child(task: StepTask) -> tuple[StepRecord, float, float]:
+    """`(record, CPU seconds, peak resident MB)` of a task that runs in a forked process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        started = time.process_time()
+        record = next(iter(task.run()))
+        os.write(write, f"{time.process_time() - started}\n{record.model_dump_json()}".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        content = pipe.read().decode()
+    _, status, usage = os.wait4(child, 0)
+    if status:
+        raise RuntimeError(f"{task.name} {task.index} failed")
+    spent, _, record_json = content.partition("\n")
+    return StepRecord.model_validate_json(record_json), float(spent), usage.ru_maxrss / 1024
