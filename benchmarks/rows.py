@@ -8,6 +8,7 @@ computed: two members of a family share each MinHash row and each bin with chanc
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ SHINGLES = 600
 
 @dataclass(frozen=True)
 class Ran:
-    """CPU seconds of all tasks, peak resident MB of the largest, bytes of all outboxes; what became of the documents."""
+    """CPU seconds of all tasks, peak MB of the largest, bytes of all outboxes; what became of the documents."""
 
     seconds: float
     peak_mb: float
@@ -39,6 +40,7 @@ class Ran:
     parts: tuple[PartInfo, ...]
     evidence: list[pa.Table]  # by part
     steps: dict[str, float]  # CPU seconds by name of the superstep
+    memory: dict[str, float]  # peak MB by name of the superstep
 
     @property
     def dropped(self) -> int:
@@ -142,6 +144,7 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) 
     boxes: list[FileRef] = []
     seconds, peak = 0.0, 0.0
     by_step: dict[str, float] = {}
+    by_memory: dict[str, float] = {}
     for step in stage.supersteps(gathered.infos):
         made = []
         for index in [p.index for p in infos] if step.over is None else range(step.over):
@@ -151,26 +154,48 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) 
             made.append(record.file)
             seconds, peak = seconds + spent, max(peak, memory)
             by_step[step.name] = by_step.get(step.name, 0.0) + spent
+            by_memory[step.name] = max(by_memory.get(step.name, 0.0), memory)
         boxes += made
     paths = [folder / "data" / box.name for box in boxes]
     evidence = [read_inbox(paths, "evidence", p.index) for p in infos]
-    return Ran(seconds, peak, sum(box.bytes for box in boxes), tuple(infos), evidence, by_step)
+    return Ran(seconds, peak, sum(box.bytes for box in boxes), tuple(infos), evidence, by_step, by_memory)
 
 
 def _in_child(task: StepTask) -> tuple[StepRecord, float, float]:
-    """`(record, CPU seconds, peak resident MB)` of a task that runs in a forked process."""
+    """`(record, CPU seconds, peak MB)` of a task that runs in a forked process.
+
+    Memory is what the process has of its own, looked at every 5 ms: pages of mapped files are not counted, since the
+    system takes them back when it needs them.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        peak = [0]
+        threading.Thread(target=_watch, args=(peak,), daemon=True).start()
         started = time.process_time()
         record = next(iter(task.run()))
-        os.write(write, f"{time.process_time() - started}\n{record.model_dump_json()}".encode())
+        spent = time.process_time() - started
+        os.write(write, f"{spent}\n{max(peak[0], _own_memory())}\n{record.model_dump_json()}".encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         content = pipe.read().decode()
-    _, status, usage = os.wait4(child, 0)
-    if status:
+    if os.waitpid(child, 0)[1]:
         raise RuntimeError(f"{task.name} {task.index} failed")
-    spent, _, record_json = content.partition("\n")
-    return StepRecord.model_validate_json(record_json), float(spent), usage.ru_maxrss / 1024
+    spent, memory, record_json = content.split("\n", 2)
+    return StepRecord.model_validate_json(record_json), float(spent), int(memory) / 1024
+
+
+def _own_memory() -> int:
+    """KB of anonymous memory of this process; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+
+
+def _watch(peak: list[int]) -> None:
+    while True:
+        peak[0] = max(peak[0], _own_memory())
+        time.sleep(0.005)

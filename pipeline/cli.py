@@ -248,14 +248,29 @@ def status(out: Output, path: Path) -> int:
 @click.option("--source", help="Only this source.")
 @click.option("--dropped", is_flag=True, help="Show dropped documents with reason, value and survivor.")
 @click.option("--kept", is_flag=True, help="Show kept documents, decoded from the shards.")
+@click.option("--clusters", is_flag=True, help="Show the largest groups of documents that became one, with samples.")
 @click.option("--reason", help="Only dropped for this reason (a prefix such as `rules`).")
 @click.option("-n", "number", default=5, show_default=True, help="How many documents.")
 @common
-def inspect(out: Output, path: Path, **what: Any) -> int:
+def inspect(out: Output, path: Path, clusters: bool, **what: Any) -> int:
     """Show a built corpus: the funnel, or documents. PATH is a manifest or its folder."""
     from pipeline.look import inspect as look
+    from pipeline.why import clusters as groups
 
-    text, data = look(path, **what)
+    text, data = groups(path, what["number"]) if clusters else look(path, **what)
+    out.result(text, data)
+    return 0
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("document", metavar="DOC")
+@common
+def why(out: Output, path: Path, document: str) -> int:
+    """Say what became of a document. DOC is its id, your own id, or the beginning of its text."""
+    from pipeline.why import why as tell
+
+    text, data = tell(path, document)
     out.result(text, data)
     return 0
 
@@ -282,12 +297,68 @@ def verify(out: Output, path: Path, deep: bool) -> int:
 
 
 @main.command()
+@click.argument("path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.option("--length", "lengths", type=click.IntRange(min=2), multiple=True, required=True,
+              help="Tokens of a row; may be repeated.")  # fmt: skip
 @common
-def schema(out: Output) -> int:
-    """Print the JSON Schema of corpus.yaml, for editors."""
-    from pipeline.corpus import corpus_schema
+def pack(out: Output, path: Path, lengths: tuple[int, ...]) -> int:
+    """Pack the documents of a built corpus into rows of another length. Tokens are not touched."""
+    from pipeline.pack import pack as pack_corpus
 
-    made = corpus_schema()
+    text, data = pack_corpus(path, lengths)
+    out.result(text, data)
+    out.next(f"trainer plan --manifest {path} --set model.seq_len={lengths[0]}")
+    return 0
+
+
+@main.command()
+@click.argument("path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.option("--to", "target", type=click.Choice(["megatron", "hf-datasets", "parquet"]), required=True,
+              help="What to write.")  # fmt: skip
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@common
+def export(out: Output, path: Path, target: str, folder: Path) -> int:
+    """Write the documents of a corpus for another tool."""
+    from pipeline.export import export as write
+
+    out.result(*write(path, target, folder))
+    return 0
+
+
+@main.command("import")
+@click.argument("inputs", metavar="[NAME=]FILE...", nargs=-1, required=True)
+@click.option("--from", "kind", type=click.Choice(["megatron", "nanogpt", "hf-datasets"]), required=True,
+              help="What the files are.")  # fmt: skip
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True,
+              help="The tokenizer.json that made the ids.")  # fmt: skip
+@click.option("--out", "folder", type=click.Path(path_type=Path), required=True, help="The folder of the corpus.")
+@click.option("--shard-tokens", default=128_000_000, show_default=True, help="Tokens of one shard.")
+@common
+def bring(out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, folder: Path, shard_tokens: int) -> int:
+    """Make a corpus of token files of other tools. Each file becomes a source."""
+    from pipeline.bring import bring as take
+    from pipeline.bring import source_of
+
+    text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens)
+    out.result(text, data)
+    out.next(f"pipeline verify {folder / 'manifest.json'} --deep")
+    return 0
+
+
+@main.command()
+@click.option("--manifest", "of_manifest", is_flag=True, help="The schema of manifest.json instead.")
+@common
+def schema(out: Output, of_manifest: bool) -> int:
+    """Print the JSON Schema of corpus.yaml, for editors."""
+    if of_manifest:
+        from stages.contract.config import draft7
+        from stages.contract.manifest import Manifest
+
+        made = draft7(Manifest.model_json_schema())
+    else:
+        from pipeline.corpus import corpus_schema
+
+        made = corpus_schema()
     out.result(json.dumps(made, indent=2, ensure_ascii=False), made)
     return 0
 

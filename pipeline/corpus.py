@@ -330,7 +330,23 @@ def _stages(tree: Table) -> tuple[tuple[Any, ...], list[Problem]]:
         stage, wrong = _one_stage(tree, index, item)
         made.append(stage)
         problems += wrong
-    return tuple(made), problems
+    return tuple(made), [*problems, *_column_problems(tree, made)]
+
+
+def _column_problems(tree: Table, stages: Sequence[Any]) -> list[Problem]:
+    """Columns that settings of a stage name and no stage before it adds."""
+    problems = []
+    for index, stage in enumerate(stages):
+        for column in stage.wants() if stage is not None else ():
+            if any(column in other.adds() for other in stages[:index] if other is not None):
+                continue
+            later = next((other.name for other in stages[index:] if other is not None and column in other.adds()), None)
+            message = f"{stage.name} needs the column `{column}`, which " + (
+                f"{later} adds only later" if later else "no stage adds"
+            )
+            repairs = (f"put {later} before {stage.name}",) if later else ()
+            problems.append(Problem("C015", message, place(tree, ("stages", index, stage.name)), repairs))
+    return problems
 
 
 def _one_stage(tree: Table, index: int, item: Any) -> tuple[Any, list[Problem]]:

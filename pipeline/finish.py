@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from pipeline.events import Warned
+from pipeline.against import write_reference
 from pipeline.corpus import Materialized
+from pipeline.events import Warned
 from pipeline.materialize import mix
 from pipeline.members import Member, cut_members, pack_members, write_members
 from pipeline.records import FileRef, TableRecord
@@ -75,6 +76,7 @@ def finish(build: Build, state: BuildState) -> Path:
     manifest = _manifest(build, state, members, encoder, sha, rejects)
     _remove_strays(out, {*files, "tokenizer/tokenizer.json"})
     write_report(build, state, manifest)
+    write_reference(build, state)
     saved = save(out, manifest)
     build.store.sweep()
     return saved

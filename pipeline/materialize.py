@@ -61,11 +61,12 @@ def mix(build: Build, state: BuildState, members: Sequence[Member], encoder: Enc
     tokens = [np.concatenate([_tokens_of(build, one, unit) for one in found]) for found in units]
     result = Member(NAME, NAME, _licences(used), None, {}, _lengths(build, units, order, unit))
     books = tuple(_books(member, found, unit) for member, found in zip(used, units, strict=True))
+    origins = digest(*(shard.docs.digest for member in used for shard in member.shards))
     jobs: list[Any] = []
     for number, samples in enumerate(_cuts(order, tokens, build.corpus.output.shard_tokens)):
         result.shards.append(None)  # type: ignore[arg-type]
         key = digest("mixed", str(ENGINE_VERSION), build.corpus.output.layout, str(encoder.eos_id),
-                     order.chain[-1], samples.tobytes())  # fmt: skip
+                     order.chain[-1], origins, samples.tobytes())  # fmt: skip
         task = MixTask(key, f"shards/{NAME}/{number:05d}", str(build.store.work), books, samples, unit,
                        encoder.vocab_size, encoder.eos_id, build.corpus.output.layout)  # fmt: skip
         jobs.append((key, lambda _key, task=task: task, _taker(result.shards, number)))
@@ -189,7 +190,8 @@ def _lengths(build: Build, units: Sequence[Sequence[RowsRecord]], order: Order, 
         for record in records:
             packed = read_rows(build.store.path(record.file), unit)
             times = counts[source][first : first + packed.rows]
-            spans = np.diff(packed.first.astype(np.int64))
+            borders = packed.first.astype(np.int64)
+            spans = borders[1:] - borders[:-1]
             found.append(np.repeat(packed.spans["length"], np.repeat(times, spans)))
             first += packed.rows
     return np.concatenate(found) if found else np.empty(0, np.uint32)

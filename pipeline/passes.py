@@ -39,9 +39,9 @@ class Pass:
         """For people: `read → normalize → [exact-dedup]`."""
         steps = ["read"] if self.number == 0 else []
         steps += [
-            f"drop {use.label}"
+            f"{'drop' if use.stage.drops_only else 'cut'} {use.label}"
             for use in self.before
-            if isinstance(use.stage, GlobalStage) and use.stage.drops_only
+            if isinstance(use.stage, GlobalStage) and use.stage.has_facts
         ]
         steps += [use.label for use in self.rows]
         steps += [TOKENIZE] if self.encodes else []
@@ -58,7 +58,7 @@ class Pass:
 
     def changes_text(self) -> bool:
         """Whether a stage of this pass may change text."""
-        return any(use.stage.changes_text for use in self.rows)
+        return any(use.stage.changes_text for use in (*self.before, *self.rows))
 
     def labels(self) -> list[str]:
         """The stages of the pass, for `--until`."""

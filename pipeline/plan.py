@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.against import check_references
 from pipeline.corpus import Corpus
 from pipeline.inputs import SourceInputs, cut
 from pipeline.passes import Pass, label_stages, plan_passes
@@ -46,6 +47,7 @@ def make_plan(corpus: Corpus) -> Plan:
         found, wrong = _list(corpus, name)
         problems += wrong
         inputs[name] = found
+    problems += check_references(corpus.stages)
     if problems:
         raise SpecError(*problems)
     return Plan(corpus, plan_passes(uses), inputs)

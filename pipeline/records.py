@@ -142,6 +142,17 @@ class FactsRecord(Record):
         return [*self.facts.values(), *self.evidence, *self.artifact.values()]
 
 
+class AdoptRecord(Record):
+    """A part of an earlier corpus, taken up to be deduplicated against: places of its documents, signatures, drops."""
+
+    part: Part
+    emission: FileRef
+    dropped: FileRef
+
+    def files(self) -> list[FileRef]:
+        return [*self.part.files(), self.emission, self.dropped]
+
+
 class ShardRecord(Record):
     """One finished shard, still under its content names. `tok` is the file of its tokens in either layout."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.records import Excerpt
-from pipeline.show import size
+from pipeline.show import counted, size
 from pipeline.task import EXCERPTS
 from stages.contract.files import write_atomic
 from stages.contract.manifest import Manifest
@@ -37,7 +37,9 @@ def write_report(build: Build, state: BuildState, manifest: Manifest) -> None:
     environment.filters["size"] = size
     environment.filters["number"] = lambda n: f"{n:,}"
     page = environment.get_template(REPORT).render(
-        manifest=manifest, sources=[_source(build, state, manifest, name) for name in manifest.sources]
+        manifest=manifest,
+        sources=[_source(build, state, manifest, name) for name in manifest.sources],
+        rounds=[(b.use.label, counted(b.facts.counters), _warnings(b.facts.counters)) for b in state.boundaries],
     )
     write_atomic(build.store.out / REPORT, page.encode("utf-8", "replace"))
 
@@ -58,6 +60,10 @@ def _source(build: Build, state: BuildState, manifest: Manifest, name: str) -> d
         "kept": _five([e for p in parts for e in p.kept]),
         "removed": _five([e for p in parts for e in p.removed]),
     }
+
+
+def _warnings(counters: dict[str, int]) -> list[str]:
+    return [f"{name[5:]}: {n:,}" for name, n in sorted(counters.items()) if name.startswith("warn:")]
 
 
 def _five(excerpts: list[Excerpt]) -> list[Excerpt]:

@@ -118,9 +118,9 @@ def dropped_rows(data: Path, facts: tuple[FileRef, ...]) -> np.ndarray:
 def gather_facts(
     folder: Path, outboxes: tuple[FileRef, ...], parts: tuple[PartInfo, ...]
 ) -> dict[int, FileRef]:
-    """The facts addressed to each part, as sealed files; every part gets one, if only an empty one."""
+    """The facts addressed to each part of this corpus, as sealed files; every part gets one, if only an empty one."""
     paths = [folder / "data" / file.name for file in outboxes]
-    tables = {part.index: read_inbox(paths, "facts", part.index) for part in parts}
+    tables = {part.index: read_inbox(paths, "facts", part.index) for part in parts if not part.fixed}
     schema = next((t.schema for t in tables.values() if t.num_columns), pa.schema([("row", pa.uint32())]))
     refs = {}
     for index, table in tables.items():

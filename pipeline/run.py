@@ -11,13 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import orjson
 
+from pipeline.against import adopt
 from pipeline.corpus import Corpus
 from pipeline.driver import Driver, Poisoned
 from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, RunStarted, Warned
+from pipeline.evidence import example_pairs
 from pipeline.executor import Executor
 from pipeline.finish import finish, place_artifacts
 from pipeline.inputs import InputTask
@@ -244,15 +247,21 @@ class Build:
         members = [(i, p) for i, p in enumerate(state.parts) if stage.runs_on(p.source)]
         emissions = self._emissions(state, use, members)
         ranks = priority_ranks(self.corpus)
-        infos, base = [], 0
+        old = adopt(self, state, use)
+        infos = [info for info, _ in old]
+        base = sum(info.rows for info in infos)
         for index, part in members:
-            infos.append(PartInfo(index, part.source, ranks[part.source], base, part.record.part.rows))
+            rank = ranks[part.source] + bool(old)
+            infos.append(PartInfo(index, part.source, rank, base, part.record.part.rows))
             base += part.record.part.rows
         earlier = [b for b in state.boundaries if b.number == plan.number]
         dropped = {
             i: tuple(f for b in earlier if (f := b.facts.facts.get(i)) is not None) for i, _ in members
         }
-        gathered = Gathered(tuple(infos), {i: p.record.part for i, p in members}, emissions, dropped)
+        dropped |= {info.index: (record.dropped,) for info, record in old}
+        emissions |= {info.index: record.emission for info, record in old}
+        parts = {i: p.record.part for i, p in members} | {info.index: record.part for info, record in old}
+        gathered = Gathered(tuple(infos), parts, emissions, dropped)
         key = digest(
             "boundary",
             stage_digest(use),
@@ -263,7 +272,7 @@ class Build:
         facts = self.store.get(key, FactsRecord)
         if facts is None:
             facts = self._supersteps(state, use, key, gathered)
-        state.boundaries.append(BoundaryState(use, plan.number, facts, gathered.parts))
+        state.boundaries.append(BoundaryState(use, plan.number, facts, parts, emissions))
         for name, count in sorted(facts.counters.items()):
             if name.startswith("warn:"):
                 self.events(Warned("W001", f"{use.label}: {name[5:]} ({count:,})"))
@@ -341,7 +350,7 @@ class Build:
                     counters[name] = counters.get(name, 0) + count
         boxes = tuple(outboxes)
         result = FactsRecord(
-            facts=gather_facts(self.store.work, boxes, gathered.infos) if stage.drops_only else {},
+            facts=gather_facts(self.store.work, boxes, gathered.infos) if stage.has_facts else {},
             evidence=boxes if stage.drops_only else (),
             artifact=gather_artifact(self.store.work, boxes),
             counters=counters,
@@ -358,7 +367,14 @@ class Build:
             counts = self.accounts(state, source)
             check_accounts(source, counts)
             removed = [e for p in state.parts if p.source == source for e in p.removed]
-            check_losses(source, counts, (*plan.before, *plan.rows), removed)
+            uses = (*plan.before, *plan.rows)
+            check_losses(source, counts, uses, removed, partial(self._pairs, state, source))
+
+    def _pairs(self, state: BuildState, source: str, label: str) -> list[str]:
+        """Documents of a source that a global stage dropped, each with its survivor, for people."""
+        found = next((b for b in state.boundaries if b.use.label == label and b.facts.evidence), None)
+        mine = [index for index, part in enumerate(state.parts) if part.source == source]
+        return example_pairs(self.store.data, found, mine) if found is not None else []
 
     def accounts(self, state: BuildState, source: str) -> list[StageCount]:
         """The sums of what was booked for a source, stage by stage."""

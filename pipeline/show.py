@@ -11,13 +11,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline import events
 from stages.contract.problem import display_width, printable
 from stages.readers import compression_of
+from stages.shares import audit_text
 
 if TYPE_CHECKING:
     from pipeline.plan import Plan
@@ -74,9 +75,7 @@ class Display:
             elif isinstance(event, events.PassDone):
                 self._end(event)
             elif isinstance(event, events.RoundsDone):
-                said = ", ".join(
-                    f"{name.replace('_', ' ')} {n:,}" for name, n in event.counters.items() if ":" not in name
-                )
+                said = counted(event.counters)
                 self._say(
                     f"  {event.name}: {event.rounds} rounds in {span(event.seconds)}"
                     + (f"  {said}" if said else "")
@@ -173,6 +172,17 @@ class Display:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def counted(counters: Mapping[str, int]) -> str:
+    """The counters of a global stage for people, without warnings, which are told apart; the audit in words."""
+    plain = [
+        f"{name.replace('_', ' ')} {n:,}"
+        for name, n in counters.items()
+        if ":" not in name and not name.startswith("audit_")
+    ]
+    audit = audit_text(counters)
+    return ", ".join(plain) + (f"; {audit}" if audit else "")
 
 
 def span(seconds: float) -> str:

@@ -43,6 +43,7 @@ class BoundaryState:
     number: int  # of the pass that collected for it
     facts: FactsRecord
     parts: dict[int, Part]
+    emissions: dict[int, FileRef] = field(default_factory=dict)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,16 +120,30 @@ def merge_counts(booked: Iterable[StageCount], order: Sequence[str]) -> list[Sta
     return [found[stage] for stage in order if stage in found]
 
 
+#: A limit that nobody wrote down, the default of a stage, is for losses of at least so many documents.
+DEFAULT_LIMIT_FROM = 20
+
+
 def check_losses(
-    source: str, counts: Iterable[StageCount], uses: Iterable[StageUse], removed: Sequence[Excerpt]
+    source: str,
+    counts: Iterable[StageCount],
+    uses: Sequence[StageUse],
+    removed: Sequence[Excerpt],
+    pairs: Callable[[str], Sequence[str]],
 ) -> None:
-    """Raises RunError if a stage took more of a source than its `max_loss`, with examples and the way to go on."""
+    """Raises RunError if a stage took more of a source than its `max_loss`, with examples and the way to go on.
+
+    pairs  of a label: lines that show what was dropped and what was kept instead; empty if the stage has no survivors
+    """
     limits = {use.label: use.stage.max_loss for use in uses if use.stage.max_loss is not None}
+    written = {use.label for use in uses if "max_loss" in use.stage.model_fields_set}
     problems = []
     for count in counts:
         limit = limits.get(count.stage)
         gone = sum(count.dropped.values())
         if limit is None or not count.documents_in or gone / count.documents_in <= limit:
+            continue
+        if count.stage not in written and gone < DEFAULT_LIMIT_FROM:
             continue
         examples = [
             e
@@ -147,7 +161,7 @@ def check_losses(
                 f"{count.stage} dropped {gone:,} of {count.documents_in:,} documents of {source} "
                 f"({100 * gone / count.documents_in:.1f} %), more than its max_loss of {100 * limit:g} %",
                 repairs=(
-                    *shown,
+                    *(pairs(count.stage) or shown),
                     f"to go on all the same: --set stages.{count.stage}.max_loss={math.ceil(100 * gone / count.documents_in)}%",
                 ),
             )

@@ -5,15 +5,12 @@
     audit_choose   some of those pairs, and some removals, are taken
     audit_read     their text is read, their sets of shingles are sent
     audit_judge    counts: of pairs that are similar enough, those with a side removed (recall); of removals, those
-                   that were similar enough (precision)
+                   that were similar enough (precision); `shares.audit_text` says it in words
 
 Draws depend on numbers, so on nothing but the corpus. Nothing here changes what is removed.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -158,6 +155,8 @@ class Audit:
     def audit_read(self, context: StepContext) -> dict[str, Outbox]:
         """The sets of shingles of the documents to read, to the judge."""
         rows = np.sort(column_values(context.inbox["to_read"], "row").astype(np.int64))
+        if context.part.fixed:
+            rows = rows[:0]  # there is no text of an earlier corpus
         keys = rows.astype(np.uint64) + np.uint64(context.part.base)
         sets = shingle_sets(context.documents(context.index), rows, keys, self.ngram)
         return {"audit_sets": Outbox(0, sets.table())}
@@ -179,36 +178,6 @@ class Audit:
         context.counters["audit_pairs"] = int(pairs.sum())
         context.counters["audit_pairs_found"] = int((pairs & found).sum())
         return {}
-
-
-def audit_text(counters: Mapping[str, int]) -> str | None:
-    """What the audit found, for people, with 95 % intervals (Wilson 1927); None when there was none."""
-    if "audit_removals" not in counters:
-        return None
-    removals, pairs = counters["audit_removals"], counters["audit_pairs"]
-    said = [
-        _share("of removals reach the threshold by exact similarity", counters["audit_removals_similar"], removals),
-        f"{counters['audit_removals_far']:,} are more than 0.15 below it" if removals else "",
-        _share("of similar pairs have a side removed", counters["audit_pairs_found"], pairs),
-    ]
-    return "audit: " + "; ".join(text for text in said if text)
-
-
-def interval(successes: int, n: int) -> tuple[float, float]:
-    """The Wilson score interval of 95 % for a share; (0, 1) without cases."""
-    if n == 0:
-        return 0.0, 1.0
-    z, share = 1.959964, successes / n
-    middle = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
-
-def _share(what: str, successes: int, n: int) -> str:
-    if n == 0:
-        return f"no case: {what}"
-    low, high = interval(successes, n)
-    return f"{100 * successes / n:.1f} % ({100 * low:.1f} to {100 * high:.1f}, n = {n:,}) {what}"
 
 
 def _drawn(numbers: np.ndarray, purpose: int) -> np.ndarray:

@@ -40,6 +40,8 @@ from stages.tokenizer_json import byte_alphabet, tokenizer_files
 
 #: A merge must be worth it twice.
 MIN_COUNT = 2
+#: Distinct pieces that a task counts before it sends them: about 150 MB of memory.
+FULL_TABLE = 1 << 20
 
 _STATS = ("documents", "bytes", "pieces", "cut")
 
@@ -52,6 +54,7 @@ class TrainTokenizer(GlobalStage):
     """
 
     name: ClassVar[str] = "train-tokenizer"
+    version: ClassVar[int] = 2
     drops_only: ClassVar[bool] = False
     #: Documents of the corpus per partition of the counts, up to 16 partitions.
     rows_per_task: ClassVar[int] = 100_000
@@ -88,10 +91,10 @@ class TrainTokenizer(GlobalStage):
     max_counted: Annotated[
         Size,
         Field(
-            description="Bytes of distinct pieces to learn from; up to 50 times that is the memory it takes.",
+            description="Bytes of distinct pieces to learn from; up to 20 times that is the memory it takes.",
             gt=0,
         ),
-    ] = 24 << 20
+    ] = 48 << 20
     seed: Annotated[int, Field(description="Chooses the sample.", ge=0)] = 0
 
     @model_validator(mode="after")
@@ -182,9 +185,13 @@ class TrainTokenizer(GlobalStage):
         return {source: int(self.train_on * (self.train_mix.get(source, 0) / whole)) for source in available}
 
     def count(self, context: StepContext) -> dict[str, Outbox]:
-        """The pieces of the chosen documents of a part with their counts, to the partition of each piece."""
+        """The pieces of the chosen documents of a part with their counts, to the partition of each piece.
+
+        A full table is sent and begun anew, so a piece may be sent more than once.
+        """
         limits = column_values(context.inbox["limits"], "limit")
-        table, counts = PieceTable(), np.zeros(1 << 12, np.int64)
+        table = PieceTable()
+        sent: list[tuple[np.ndarray, pa.Table]] = []
         stats = dict.fromkeys(_STATS, 0)
         for texts in self._chosen(context, int(limits[0])) if len(limits) else ():
             data, offsets = text_buffers(texts)
@@ -192,19 +199,25 @@ class TrainTokenizer(GlobalStage):
             stats["bytes"] += int(offsets[-1] - offsets[0])
             for start, piece_ends in pieces(self.cutting(), data, offsets):
                 ends, cut = cut_long(data, start, piece_ends, self.max_piece)
-                numbers = table.intern(data, start, ends)
-                counts = _room(counts, table.count)
-                _tally(numbers, np.int64(1), counts)
+                table.tally(data, start, ends)
                 stats["pieces"] += len(piece_ends)
                 stats["cut"] += cut
+                if table.count > FULL_TABLE:
+                    sent.append(self._counted(table, context.parts))
+                    table.clear()
+        sent.append(self._counted(table, context.parts))
         for name, value in stats.items():
             context.counters[name] = value
         row = {"source": [context.part.source], **{name: [value] for name, value in stats.items()}}
-        address = top_bits(table.hashes(), self._bits(context.parts))
+        addresses, tables = zip(*sent, strict=True)
         return {
-            "pieces": Outbox(address, _counted(table, counts)),
+            "pieces": Outbox(np.concatenate(addresses), pa.concat_tables(tables)),
             "stats": Outbox(0, pa.table(row, schema=_STATS_SCHEMA)),
         }
+
+    def _counted(self, table: PieceTable, parts: tuple[PartInfo, ...]) -> tuple[np.ndarray, pa.Table]:
+        """`(partition of each piece, pieces with their counts)`; nothing of it is shared with the table."""
+        return top_bits(table.hashes(), self._bits(parts)), _counted(table, table.tallied())
 
     def _chosen(self, context: StepContext, limit: int) -> Iterator[pa.Array]:
         """The texts of the documents of a part that are alive and whose key is at most `limit`, batch by batch."""
@@ -337,12 +350,11 @@ def _cannot_be_learned(token: str, pattern: Pattern) -> bool:
 
 
 def _counted(table: PieceTable, counts: np.ndarray) -> pa.Table:
-    """The pieces (large_binary) with their counts (int64)."""
-    offsets = pa.py_buffer(table.offsets[: table.count + 1])
-    column = pa.Array.from_buffers(
-        pa.large_binary(), table.count, [None, offsets, pa.py_buffer(table.pool[: table.used])]
-    )
-    return pa.table({"piece": column, "count": pa.array(counts[: table.count])})
+    """A copy of the pieces (large_binary) with their counts (int64)."""
+    offsets = pa.py_buffer(table.offsets[: table.count + 1].copy())
+    pool = pa.py_buffer(table.pool[: table.used].copy())
+    column = pa.Array.from_buffers(pa.large_binary(), table.count, [None, offsets, pool])
+    return pa.table({"piece": column, "count": pa.array(counts)})
 
 
 def _room(counts: np.ndarray, needed: int) -> np.ndarray:
@@ -350,13 +362,6 @@ def _room(counts: np.ndarray, needed: int) -> np.ndarray:
     if needed <= len(counts):
         return counts
     return np.concatenate([counts, np.zeros(max(needed, 2 * len(counts)) - len(counts), np.int64)])
-
-
-@njit(types.void(types.int32[::1], types.int64, types.int64[::1]), cache=True, nogil=True)
-def _tally(numbers, weight, counts):  # type: ignore[no-untyped-def]
-    """Adds the weight to the count of each number."""
-    for number in numbers:
-        counts[number] += weight
 
 
 @njit(

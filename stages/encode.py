@@ -27,11 +27,11 @@ from tokenizers import Tokenizer
 
 from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
-from stages.merging import LARGEST_ID, Merges
+from stages.merging import LARGEST_ID, Merges, compile_merges
 from stages.piece_cache import PieceCache
 from stages.pieces import PieceTable
 from stages.pretokenize import Pattern, nfc_unsafe, pieces, recognise
-from stages.tokenizer_json import byte_alphabet, token_bytes
+from stages.tokenizer_json import byte_alphabet, flat_tokens, token_bytes
 
 #: Names under which tokenizers keep the end of a document, the likeliest first.
 EOS_NAMES = (
@@ -221,20 +221,29 @@ def _added_pattern(spec: dict[str, Any]) -> str:
 
 
 def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarray] | None]:
-    """The merges as arrays and, for `ignore_merges`, the table of whole tokens with their ids."""
+    """The merges as arrays and, for `ignore_merges`, the table of whole tokens with their ids.
+
+    ValueError if a merge is not of tokens of the vocabulary in the byte alphabet.
+    """
     vocab: dict[str, int] = model["vocab"]
-    merges: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, pair in enumerate(model["merges"]):
-        left, right = pair.split(" ") if isinstance(pair, str) else pair
-        merges[vocab[left], vocab[right]] = rank, vocab[left + right]
-    compiled = Merges(np.array([vocab.get(char, -1) for char in byte_alphabet()]), merges)
-    if not model.get("ignore_merges"):
-        return compiled, None
-    tokens = [(token_bytes(token), number) for token, number in vocab.items() if token]
-    table = PieceTable(len(tokens))
-    ends = np.cumsum([len(token) for token, _ in tokens], dtype=np.int64)
-    table.intern(np.frombuffer(b"".join(token for token, _ in tokens), np.uint8), 0, ends)
-    return compiled, (table, np.array([number for _, number in tokens], np.int32))
+    alphabet = frozenset(byte_alphabet())
+    written = [token for token in vocab if token and alphabet.issuperset(token)]
+    ids = np.array([vocab[token] for token in written], np.int32)
+    flat, offsets = flat_tokens(written)
+    table = PieceTable(len(written), len(flat))
+    table.intern(flat, 0, offsets[1:])
+    parts = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    flat, bounds = flat_tokens([part for pair in parts for part in pair])
+    if len(bounds) != 2 * len(parts) + 1:
+        raise ValueError("a merge is not of two tokens")
+    found = [table.find(flat, b) for b in (bounds, bounds[::2].copy())]
+    if min(f.min(initial=0) for f in found) < 0:
+        raise ValueError("a merge has a token that is not in the vocabulary")
+    triples = np.stack([ids[found[0][::2]], ids[found[0][1::2]], ids[found[1]]], axis=1)
+    byte_ids = np.array([vocab.get(char, -1) for char in byte_alphabet()], np.int32)
+    return compile_merges(byte_ids, triples, flat, bounds), (table, ids) if model.get(
+        "ignore_merges"
+    ) else None
 
 
 def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,14 +8,15 @@ page of 4 KB with blake2b) and an accidental collision among 10**10 documents ha
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from stages.contract.config import FilePath
 from stages.document import drop_rows, text_buffers
 from stages.exchange import column_values, fixed_words
 from stages.numbering import (
@@ -28,6 +29,14 @@ from stages.numbering import (
     top_bits,
 )
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+#: Paths of manifests, or of the folders they lie in; one may stand alone.
+Manifests = Annotated[tuple[FilePath, ...], BeforeValidator(_listed)]
 
 
 class ExactDedup(GlobalStage):
@@ -48,6 +57,15 @@ class ExactDedup(GlobalStage):
         Literal["none", "text"],
         Field(description="Compare texts as they are, or NFC, in lower case, with white space collapsed."),
     ] = "none"
+
+    against: Annotated[
+        Manifests,
+        Field(description="Manifests of earlier corpora: documents that one of them has are dropped; they stay as they are."),
+    ] = ()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides whether two hashes can be compared."""
+        return {"version": self.version, "normalise": self.normalise, "scope": self.scope, **self.recipe()}
 
     def recipe(self) -> dict[str, str]:
         """The Unicode tables behind `normalise: text` are Arrow's."""

@@ -1,110 +1,246 @@
 """Exact byte-level BPE of single pieces, compiled.
 
 The rule (Sennrich et al. 2016, with ranks as in GPT-2): of all adjacent pairs that the merge list knows, the one of
-lowest rank is merged, the leftmost first, until none is left. Short pieces scan for it; pieces longer than
-`_SCAN` bytes keep the pairs in a heap, so that a line of a million characters costs n log n.
+lowest rank is merged, the leftmost first, until none is left. Up to `_SCAN` tokens are searched for it; more of them
+keep their pairs in a heap, so that a line of a million characters costs n log n.
+
+A character of several bytes begins as one token where that changes nothing, which saves most of the work on text that
+is not ASCII. It changes nothing if the merges inside the character come before every merge that could reach into it:
+its level, the highest rank of a merge that makes its token, is below the rank of each merge whose right part is the
+beginning of such a character and whose left part ends like the text before it, and of each whose left part is the end
+of such a character and whose right part begins like the text behind it. And nothing that uses the token may have a
+lower rank than what makes it, which is checked once for the whole list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 
-_SCAN = 128  # a power of two: places fit into 7 bits
+_SCAN = 128  # a power of two, and places fit into 7 bits
 _NONE = 0x7FFFFFFF
 #: Ids and ranks are below this, so that a pair and its rank share one word.
 LARGEST_ID = 1 << 21
 _FREE = 0xFFFFFFFFFFFFFFFF
+_BITS = 1 << 21  # of Merges.known
+
+#: Working memory of `merge_piece`, int32: tokens (or bytes, at first) that each of its arrays has room for.
+ROOM = 4 * _SCAN
 
 _KEYS = types.Array(types.uint64, 1, "C", readonly=True)
 _NUMBERS = types.Array(types.int32, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_OFFSETS = types.Array(types.int64, 1, "C", readonly=True)
+_PLACES = types.Array(types.int64, 1, "C", readonly=True)
 
 
-class Merges:
-    """The merge list as arrays that the kernels take.
+class Merges(NamedTuple):
+    """A merge list as arrays that the kernels take.
 
-    byte_ids   int32[256]     id of each single byte
-    byte_pairs int32[65536]   rank of each pair of bytes, first << 8 | second
-    pairs      uint64         open-addressed table: left << 42 | right << 21 | rank, all ones where free
-    results    int32          per rank, the id that the pair becomes
+    byte_ids    int32[256]       id of each single byte, -1 for none
+    byte_ranks  int32[65536]     rank of each pair of bytes, first << 8 | second
+    pairs       uint64           open-addressed table: left << 42 | right << 21 | rank, all ones where free
+    known       uint64[32768]    a bit per hash of a pair, 0 where no such pair is in `pairs`: most questions end here
+    results     int32            per rank, the id that the pair becomes
+    chars       int32[65536]     per code point of two or three bytes, its id if it may begin as one token, else -1
+    levels      int32[65536]     its level
+    ahead       int32[256, 64]   by the byte before a character and the low bits of its first: lowest rank that hurts it
+    behind      int32[64, 256]   by the low bits of the last byte of a character and the byte behind it: the same
     """
 
-    def __init__(self, byte_ids: np.ndarray, merges: Mapping[tuple[int, int], tuple[int, int]]) -> None:
-        """`merges`: (left id, right id) -> (rank, id of the result)."""
-        if max(len(merges), max(map(max, merges), default=0)) >= LARGEST_ID:
-            raise ValueError(f"a vocabulary of {LARGEST_ID} ids or more")
-        self.byte_ids = byte_ids.astype(np.int32)
-        pairs = np.array(list(merges), np.uint64).reshape(-1, 2)
-        values = np.array(list(merges.values()), np.int64).reshape(-1, 2)
-        self.results = np.zeros(int(values[:, 0].max(initial=-1)) + 1, np.int32)
-        self.results[values[:, 0]] = values[:, 1]
-        self.pairs = np.full(1 << max(4, (2 * len(pairs)).bit_length()), _FREE, np.uint64)
-        _fill(
-            pairs[:, 0] << np.uint64(42) | pairs[:, 1] << np.uint64(21) | values[:, 0].astype(np.uint64),
-            self.pairs,
-        )
-        self.byte_pairs = _byte_pairs(self.byte_ids, self.pairs)
+    byte_ids: np.ndarray
+    byte_ranks: np.ndarray
+    pairs: np.ndarray
+    known: np.ndarray
+    results: np.ndarray
+    chars: np.ndarray
+    levels: np.ndarray
+    ahead: np.ndarray
+    behind: np.ndarray
+
+
+_LIST, _GRID = types.int32[::1], types.int32[:, ::1]
+_WORDS = types.uint64[::1]
+MERGES = types.NamedTuple((_LIST, _LIST, _WORDS, _WORDS, _LIST, _LIST, _LIST, _GRID, _GRID), Merges)
+
+
+def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, bounds: np.ndarray) -> Merges:
+    """The arrays for a merge list.
+
+    byte_ids      int32[256], id of each single byte, -1 for none
+    triples       int32 (M, 3): left id, right id, id of the result, by rank
+    flat, bounds  uint8 and int64: left part i is flat[bounds[2 * i]:bounds[2 * i + 1]], its right part follows
+
+    ValueError for ids or ranks of LARGEST_ID and above.
+    """
+    if max(len(triples), int(triples.max(initial=0))) >= LARGEST_ID:
+        raise ValueError(f"a vocabulary of {LARGEST_ID} ids or more")
+    byte_ids = byte_ids.astype(np.int32)
+    left, right, results = (np.ascontiguousarray(column) for column in triples.T)
+    pairs = np.full(1 << max(4, (2 * len(triples)).bit_length()), _FREE, np.uint64)
+    known = np.zeros(_BITS >> 6, np.uint64)
+    ranks = np.arange(len(triples))
+    keys = left.astype(np.uint64) << np.uint64(21) | right.astype(np.uint64)
+    _fill(keys << np.uint64(21) | ranks.astype(np.uint64), pairs, known)
+    ahead, behind = np.full((256, 64), _NONE, np.int32), np.full((64, 256), _NONE, np.int32)
+    _hurting(flat, bounds, ahead, behind)
+    chars, levels = np.full(1 << 16, -1, np.int32), np.zeros(1 << 16, np.int32)
+    merges = Merges(
+        byte_ids, _byte_ranks(byte_ids, pairs, known), pairs, known, results, chars, levels, ahead, behind
+    )
+    made = np.full(int(triples.max(initial=0)) + 1, -1, np.int64)
+    np.maximum.at(made, results, ranks)
+    if np.all(made[left] < ranks) and np.all(made[right] < ranks):
+        found = _characters(merges)
+        chars[:] = found
+        levels[:] = np.where(found >= 0, made[found], 0)
+    return merges
 
 
 @njit(inline="always", cache=True, nogil=True)
-def _place(key, pairs):  # type: ignore[no-untyped-def]
-    """The slot of a pair (left << 21 | right), or the free one where it belongs."""
-    mask = np.uint64(len(pairs) - 1)
+def _hash(key):  # type: ignore[no-untyped-def]
+    """Of a pair (left << 21 | right): the low bits choose its slot, bits 19 to 39 its bit in `known`."""
     h = key * np.uint64(0x9E3779B97F4A7C15)
-    at = (h ^ (h >> np.uint64(32))) & mask
+    return h ^ (h >> np.uint64(32))
+
+
+@njit(inline="always", cache=True, nogil=True)
+def _bit(h):  # type: ignore[no-untyped-def]
+    """`(word, bit)` of a hash in `known`."""
+    bit = (h >> np.uint64(19)) & np.uint64(_BITS - 1)
+    return np.int64(bit >> np.uint64(6)), bit & np.uint64(63)
+
+
+@njit(inline="always", cache=True, nogil=True)
+def _place(key, h, pairs):  # type: ignore[no-untyped-def]
+    """The slot of a pair of this hash, or the free one where it belongs."""
+    mask = np.uint64(len(pairs) - 1)
+    at = h & mask
     while pairs[at] >> np.uint64(21) != key and pairs[at] != np.uint64(_FREE):
         at = (at + np.uint64(1)) & mask
     return at
 
 
-@njit(types.void(_KEYS, types.uint64[::1]), cache=True, nogil=True)
-def _fill(entries, pairs):  # type: ignore[no-untyped-def]
-    """Puts the entries into the table."""
+@njit(types.void(_KEYS, _WORDS, _WORDS), cache=True, nogil=True)
+def _fill(entries, pairs, known):  # type: ignore[no-untyped-def]
+    """Puts the entries into the table; of two for the same pair the later one counts."""
     for i in range(len(entries)):
-        pairs[_place(entries[i] >> np.uint64(21), pairs)] = entries[i]
+        key = entries[i] >> np.uint64(21)
+        h = _hash(key)
+        pairs[_place(key, h, pairs)] = entries[i]
+        word, bit = _bit(h)
+        known[word] |= np.uint64(1) << bit
 
 
 @njit(inline="always", cache=True, nogil=True)
-def _rank(left, right, pairs):  # type: ignore[no-untyped-def]
+def _rank(left, right, pairs, known):  # type: ignore[no-untyped-def]
     """Rank of the pair, or _NONE."""
-    entry = pairs[_place(np.uint64(left) << np.uint64(21) | np.uint64(right), pairs)]
+    key = np.uint64(left) << np.uint64(21) | np.uint64(right)
+    h = _hash(key)
+    word, bit = _bit(h)
+    if known[word] >> bit & np.uint64(1) == 0:
+        return np.int32(_NONE)
+    entry = pairs[_place(key, h, pairs)]
     return np.int32(entry & np.uint64(LARGEST_ID - 1)) if entry != np.uint64(_FREE) else np.int32(_NONE)
 
 
-@njit(types.int32[::1](_NUMBERS, _KEYS), cache=True, nogil=True)
-def _byte_pairs(byte_ids, pairs):  # type: ignore[no-untyped-def]
-    """int32[65536]: ranks of the pairs of bytes; a byte without an id (below 0) is in no pair."""
+@njit(types.int32[::1](_NUMBERS, _WORDS, _WORDS), cache=True, nogil=True)
+def _byte_ranks(byte_ids, pairs, known):  # type: ignore[no-untyped-def]
+    """int32[65536]: ranks of the pairs of bytes; a byte without an id is in no pair."""
     ranks = np.full(65536, _NONE, np.int32)
     for first in range(256):
         for second in range(256):
             if byte_ids[first] >= 0 and byte_ids[second] >= 0:
-                ranks[first << 8 | second] = _rank(byte_ids[first], byte_ids[second], pairs)
+                ranks[first << 8 | second] = _rank(byte_ids[first], byte_ids[second], pairs, known)
     return ranks
 
 
+@njit(inline="always", cache=True, nogil=True)
+def _width(lead):  # type: ignore[no-untyped-def]
+    """Bytes of a character that begins with this byte, 1 where none does."""
+    return 1 + (0xC2 <= lead < 0xF5) + (0xE0 <= lead < 0xF5) + (0xF0 <= lead < 0xF5)
+
+
+@njit(types.void(_BYTES, _PLACES, _GRID, _GRID), cache=True, nogil=True)
+def _hurting(flat, bounds, ahead, behind):  # type: ignore[no-untyped-def]
+    """Fills `ahead` and `behind`: the lowest ranks of merges that reach into a character."""
+    for rank in range(len(bounds) >> 1):
+        start, middle, end = bounds[2 * rank], bounds[2 * rank + 1], bounds[2 * rank + 2]
+        lead = flat[middle]
+        size = end - middle
+        within = size < _width(lead)
+        for i in range(middle + 1, end):
+            within &= flat[i] & 0xC0 == 0x80
+        if within:
+            place = np.int64(flat[middle - 1]), np.int64(lead & 63)
+            ahead[place] = min(ahead[place], rank)
+        within = middle - start <= 3
+        for i in range(start, middle):
+            within &= flat[i] & 0xC0 == 0x80
+        if within:
+            place = np.int64(flat[middle - 1] & 63), np.int64(lead)
+            behind[place] = min(behind[place], rank)
+
+
+@njit(inline="always", cache=True, nogil=True)
+def _character(data, at, start, end, chars, levels, ahead, behind):  # type: ignore[no-untyped-def]
+    """`(id, bytes)` of the character at data[at] if it may begin as one token, else -1."""
+    lead = np.int64(data[at])
+    size = _width(lead)
+    if size > 3 or at + size > end or data[at + 1] & 0xC0 != 0x80 or data[at + size - 1] & 0xC0 != 0x80:
+        return np.int32(-1), 1
+    code = (lead & 31) << 6 | np.int64(data[at + 1] & 63)
+    if size == 3:
+        code = (code & 0x3FF) << 6 | np.int64(data[at + 2] & 63)
+    level = levels[code]
+    if at > start and ahead[np.int64(data[at - 1]), lead & 63] <= level:
+        return np.int32(-1), 1
+    if at + size < end and behind[np.int64(data[at + size - 1] & 63), np.int64(data[at + size])] <= level:
+        return np.int32(-1), 1
+    return chars[code], size
+
+
+@njit(inline="always", cache=True, nogil=True)
+def _begin(  # type: ignore[no-untyped-def]
+    data, start, end, byte_ids, byte_ranks, pairs, known, chars, levels, ahead, behind, token, ranks
+):
+    """Fills `token` with what merging begins with and `ranks` with the ranks of the pairs; how many tokens."""
+    count = 0
+    at = start
+    while at < end:
+        byte = data[at]
+        token[count] = byte_ids[byte]
+        ranks[count] = byte
+        size = 1
+        if byte >= 0xC2:
+            whole, width = _character(data, at, start, end, chars, levels, ahead, behind)
+            if whole >= 0:
+                token[count] = whole
+                ranks[count] = -1
+                size = width
+        count += 1
+        at += size
+    for i in range(count - 1):
+        if ranks[i] >= 0 and ranks[i + 1] >= 0:
+            ranks[i] = byte_ranks[np.int64(ranks[i]) << 8 | np.int64(ranks[i + 1])]
+        else:
+            ranks[i] = _rank(token[i], token[i + 1], pairs, known)
+    ranks[count - 1] = _NONE
+    return count
+
+
 @njit(cache=True, nogil=True)
-def _merge_short(data, start, n, byte_ids, byte_pairs, pairs, results, ids, filled):  # type: ignore[no-untyped-def]
-    """Encodes the `n` <= _SCAN bytes from data[start] on into ids[filled:]; how many ids.
+def _merge_short(n, pairs, known, results, token, order, after, before, ids, filled):  # type: ignore[no-untyped-def]
+    """Merges `n` <= _SCAN tokens, whose pairs have the ranks in `order`, into ids[filled:]; how many ids.
 
     A pair stands at the place of its left token as rank << 7 | place, so one minimum over all places, which compiles
     to vector instructions, finds the leftmost pair of lowest rank. Tokens merged away leave _NONE behind.
     """
-    token = np.empty(_SCAN, np.int32)
-    order = np.empty(_SCAN, np.int32)
-    after = np.empty(_SCAN, np.int32)
-    before = np.empty(_SCAN, np.int32)
     for i in range(n):
-        token[i] = byte_ids[data[start + i]]
-        order[i] = _NONE
+        order[i] = order[i] << 7 | i if order[i] != _NONE else _NONE
         after[i] = i + 1
         before[i] = i - 1
-    for i in range(n - 1):
-        rank = byte_pairs[np.int64(data[start + i]) << 8 | data[start + i + 1]]
-        order[i] = rank << 7 | i if rank != _NONE else _NONE
     left = n
     while left > 1:
         lowest = np.int32(_NONE)
@@ -114,20 +250,19 @@ def _merge_short(data, start, n, byte_ids, byte_pairs, pairs, results, ids, fill
             break
         at = np.int64(lowest & (_SCAN - 1))
         gone = np.int64(after[at])
-        token[at] = results[lowest >> 7]
-        order[gone] = _NONE
-        left -= 1
         behind = np.int64(after[gone])
+        token[at] = results[lowest >> 7]
         after[at] = behind
+        order[gone] = _NONE
         order[at] = _NONE
+        left -= 1
         if behind < n:
             before[behind] = at
-            rank = _rank(token[at], token[behind], pairs)
-            if rank != _NONE:
-                order[at] = rank << 7 | at
+            rank = _rank(token[at], token[behind], pairs, known)
+            order[at] = rank << 7 | at if rank != _NONE else _NONE
         ahead = np.int64(before[at])
         if ahead >= 0:
-            rank = _rank(token[ahead], token[at], pairs)
+            rank = _rank(token[ahead], token[at], pairs, known)
             order[ahead] = rank << 7 | ahead if rank != _NONE else _NONE
     at = np.int64(0)
     for i in range(left):
@@ -172,18 +307,13 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _merge_long(data, start, n, byte_ids, byte_pairs, pairs, results, ids, filled):  # type: ignore[no-untyped-def]
+def _merge_long(n, pairs, known, results, token, current, ids, filled):  # type: ignore[no-untyped-def]
     """The same with a heap of rank << 32 | place over a linked list; an entry is stale if the pair there changed."""
-    token = np.empty(n, np.int32)
-    current = np.full(n, _NONE, np.int32)
     after = np.arange(1, n + 1).astype(np.int32)
     before = np.arange(-1, n - 1).astype(np.int32)
     heap = np.empty(3 * n, np.uint64)
     size = 0
-    for i in range(n):
-        token[i] = byte_ids[data[start + i]]
     for i in range(n - 1):
-        current[i] = byte_pairs[np.int64(data[start + i]) << 8 | data[start + i + 1]]
         if current[i] != _NONE:
             size = _push(heap, size, np.uint64(current[i]) << np.uint64(32) | np.uint64(i))
     while size > 0:
@@ -198,14 +328,14 @@ def _merge_long(data, start, n, byte_ids, byte_pairs, pairs, results, ids, fille
         after[at] = after[gone]
         if after[at] < n:
             before[after[at]] = at
-            current[at] = _rank(token[at], token[after[at]], pairs)
+            current[at] = _rank(token[at], token[after[at]], pairs, known)
             if current[at] != _NONE:
                 size = _push(heap, size, np.uint64(current[at]) << np.uint64(32) | np.uint64(at))
         else:
             current[at] = _NONE
         left = before[at]
         if left >= 0:
-            current[left] = _rank(token[left], token[at], pairs)
+            current[left] = _rank(token[left], token[at], pairs, known)
             if current[left] != _NONE:
                 size = _push(heap, size, np.uint64(current[left]) << np.uint64(32) | np.uint64(left))
     count = 0
@@ -218,9 +348,50 @@ def _merge_long(data, start, n, byte_ids, byte_pairs, pairs, results, ids, fille
 
 
 @njit(inline="always", cache=True, nogil=True)
-def merge_piece(data, start, end, byte_ids, byte_pairs, pairs, results, ids, filled):  # type: ignore[no-untyped-def]
-    """Encodes the piece data[start:end] into ids[filled:]; how many ids, never more than it has bytes."""
-    n = end - start
+def merge_piece(  # type: ignore[no-untyped-def]
+    data, start, end, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
+    token, order, after, before, ids, filled,
+):  # fmt: skip
+    """Encodes the piece data[start:end] into ids[filled:]; how many ids, never more than it has bytes.
+
+    token, order, after, before: working memory, int32[ROOM] each. The arrays of `Merges` come one by one, because
+    compiled code counts references of those in a tuple whenever it looks into it.
+    """
+    if end - start > ROOM:
+        token, order = np.empty(end - start, np.int32), np.empty(end - start, np.int32)
+    n = _begin(
+        data, start, end, byte_ids, byte_ranks, pairs, known, chars, levels, ahead, behind, token, order
+    )
     if n <= _SCAN:
-        return _merge_short(data, start, n, byte_ids, byte_pairs, pairs, results, ids, filled)
-    return _merge_long(data, start, n, byte_ids, byte_pairs, pairs, results, ids, filled)
+        return _merge_short(n, pairs, known, results, token, order, after, before, ids, filled)
+    return _merge_long(n, pairs, known, results, token, order, ids, filled)
+
+
+@njit(types.int32[::1](MERGES), cache=True, nogil=True)
+def _characters(merges):  # type: ignore[no-untyped-def]
+    """int32[65536]: the id of each character of two or three bytes, -1 where it is several tokens or none exists."""
+    found = np.full(1 << 16, -1, np.int32)
+    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind = merges
+    token, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
+    after, before = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
+    data = np.empty(3, np.uint8)
+    ids = np.empty(3, np.uint32)
+    for code in range(0x80, 1 << 16):
+        if 0xD800 <= code < 0xE000:
+            continue
+        size = 2 if code < 0x800 else 3
+        data[0] = 0xC0 | code >> 6 if size == 2 else 0xE0 | code >> 12
+        data[1] = 0x80 | (code & 63 if size == 2 else code >> 6 & 63)
+        data[2] = 0x80 | code & 63
+        missing = False
+        for i in range(size):
+            missing |= byte_ids[data[i]] < 0
+        if missing:
+            continue
+        n = merge_piece(
+            data, 0, size, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
+            token, order, after, before, ids, 0,
+        )  # fmt: skip
+        if n == 1:
+            found[code] = ids[0]
+    return found

@@ -5,7 +5,7 @@ Here are the settings, what a document emits, and the drop. How documents find e
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from stages import signature
 from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve, collision_probability
 from stages.contract.config import Count, Share
 from stages.document import drop_rows, text_buffers
+from stages.exact import Manifests
 from stages.exchange import binary_of, column_values
 from stages.neighbours import Neighbours
 from stages.numbering import LAST, facts_in, sortable
@@ -77,6 +78,10 @@ class MinhashDedup(Neighbours):
         int,
         Field(ge=0, le=10_000, description="Documents and removals whose exact similarities are computed; 0: no audit."),
     ] = 200
+    against: Annotated[
+        Manifests,
+        Field(description="Manifests of earlier corpora: documents like one of theirs are dropped; they stay as they are."),
+    ] = ()
     cluster_alarm: Annotated[Count, Field(ge=2, description="Warn when more documents are reduced to one.")] = 1_000
     max_loss: Annotated[
         Share | None, Field(description="Stop the build when a source loses more than this share here.")
@@ -84,6 +89,8 @@ class MinhashDedup(Neighbours):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.verify == "exact" and self.against:
+            raise ValueError("`verify: exact` needs the text of both documents, and `against` reads no old text")
         if not 0.1 <= self.threshold <= 1:
             raise ValueError(f"a threshold of {self.threshold:g} is outside 0.1 to 1")
         if isinstance(self.bands, int) and self.bands * (self.rows or 1) > self.permutations:
@@ -124,6 +131,12 @@ class MinhashDedup(Neighbours):
                 f"found; {best[0]} bands x {best[1]} rows find {collision_probability(self.threshold, *best):.1%}"
             )
         return notes
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides whether two signatures can be compared."""
+        bands, rows = self.shape
+        made = {"version": self.version, "words": VERSION, "ngram": self.ngram, "seed": self.seed}
+        return {**made, "bands": bands, "rows": rows}
 
     def recipe(self) -> dict[str, str]:
         """The table of word characters."""

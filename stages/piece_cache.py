@@ -11,11 +11,12 @@ from collections.abc import Iterable
 import numpy as np
 from numba import njit, types
 
-from stages.merging import Merges, merge_piece
+from stages.merging import MERGES, ROOM, Merges, merge_piece
 from stages.pieces import BLOCK, PieceTable, home_of, key_of, prefetch, slot_of
+from stages.text.memory import copy_bytes
 
-CACHE_PIECES = 400_000
-CACHE_BYTES = 16 << 20
+CACHE_PIECES = 1 << 18
+CACHE_BYTES = 8 << 20
 #: Longest piece that is kept, bytes.
 LONGEST = 64
 
@@ -24,7 +25,6 @@ _PLACES = types.Array(types.int64, 1, "C", readonly=True)
 _IDS = types.uint32[::1]
 _SLOTS = types.uint64[:, ::1]
 _NUMBERS = types.Array(types.int32, 1, "C", readonly=True)
-_KEYS = types.Array(types.uint64, 1, "C", readonly=True)
 
 #: The value of a slot: number of ids << 40, then the id if there is one, else where they stand in the list of ids.
 _SHIFT = 40
@@ -62,7 +62,7 @@ class PieceCache:
                     data, first, ends[done:], offsets, text, bounds, ids, filled,
                     table.slots, table.pool, table.offsets, table.count, self._ids,
                     whole.slots, whole.pool, whole.offsets, whole_ids,
-                    merges.byte_ids, merges.byte_pairs, merges.pairs, merges.results,
+                    merges,
                 )  # fmt: skip
                 done += more
                 if done < len(ends):
@@ -76,7 +76,7 @@ class PieceCache:
         _BYTES, types.int64, types.int64[::1], _PLACES, types.int64, types.int64[::1], _IDS, types.int64,
         _SLOTS, types.uint8[::1], types.int64[::1], types.int64, _IDS,
         _SLOTS, types.uint8[::1], types.int64[::1], _NUMBERS,
-        _NUMBERS, _NUMBERS, _KEYS, _NUMBERS,
+        MERGES,
     ),
     cache=True,
     nogil=True,
@@ -85,11 +85,14 @@ def _encode(  # type: ignore[no-untyped-def]
     data, start, ends, texts, text, bounds, ids, filled,
     slots, pool, offsets, count, kept,
     whole_slots, whole_pool, whole_offsets, whole_ids,
-    byte_ids, byte_pairs, pairs, results,
+    merges,
 ):  # fmt: skip
     """Encodes pieces until the table is full; `(pieces done, entries now, ids so far, open text)`."""
     keys = np.empty((BLOCK, 2), np.uint64)
     homes = np.empty(BLOCK, np.int64)
+    token, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
+    after, before = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
+    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind = merges
     for first in range(0, len(ends), BLOCK):
         block = min(BLOCK, len(ends) - first)
         begin = start
@@ -138,9 +141,12 @@ def _encode(  # type: ignore[no-untyped-def]
                 ids[filled] = whole_ids[np.int64(whole_slots[found, 2]) - 1]
                 n = np.int64(1)
             else:
-                n = merge_piece(data, start, end, byte_ids, byte_pairs, pairs, results, ids, filled)
+                n = merge_piece(
+                    data, start, end, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
+                    token, order, after, before, ids, filled,
+                )  # fmt: skip
             if size <= LONGEST:
-                pool[place : place + size] = data[start:end]
+                copy_bytes(pool, place, data, start, size)
                 for k in range(n):
                     kept[place + k] = ids[filled + k]
                 count += 1

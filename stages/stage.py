@@ -156,6 +156,19 @@ class GlobalStage(Stage):
     #: Whether `apply` only drops (then neighbours of the kind share one pass over the documents).
     drops_only: ClassVar[bool] = True
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether there is anything to apply: a stage that neither drops nor changes text makes artifacts alone."""
+        return self.drops_only or self.changes_text
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """All settings that emissions must share to be compared; None when later corpora cannot build on them.
+
+        A stage that has one may have a field `against`: manifests of earlier corpora, whose documents then take part
+        as survivors in fixed parts.
+        """
+        return None
+
     def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
         """What the supersteps need of these documents; `first_row` is the row number of row 0 in its part."""
         raise NotImplementedError
@@ -176,6 +189,7 @@ REGISTRY: dict[str, str] = {
     "rules": "stages.rules:Rules",
     "exact-dedup": "stages.exact:ExactDedup",
     "minhash-dedup": "stages.minhash:MinhashDedup",
+    "span-dedup": "stages.spans:SpanDedup",
     "pii": "stages.pii:Pii",
     "extract": "stages.extract:Extract",
     "urls": "stages.urls:Urls",
@@ -183,7 +197,7 @@ REGISTRY: dict[str, str] = {
 
 #: Names of the design that are not built yet: refused by name, never ignored.
 PLANNED: tuple[str, ...] = (
-    "repeated-lines", "quality", "decontaminate", "span-dedup", "datatrove",
+    "repeated-lines", "quality", "decontaminate", "datatrove",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -117,21 +118,25 @@ class Shelf:
         first, size = low[begins], high[ends] - low[begins]
         place = np.cumsum(size) - size
         tokens = np.empty(int(size.sum()), self.dtype)
-        mask = (1 << 40) - 1
-        for shard, start, count, at in zip(
-            (first >> 40).tolist(), (first & mask).tolist(), size.tolist(), place.tolist(), strict=True
-        ):
-            file = self._tokens[shard]
-            guard = self._guards.get(shard)
-            if guard is not None:
-                guard.check(file, start, count)
-            file.read_into(start, tokens[at : at + count])
+        shards, starts = first >> 40, first & ((1 << 40) - 1)
+        heads = np.flatnonzero(np.diff(shards, prepend=-1))
+        for a, b in pairwise([*heads.tolist(), len(shards)]):
+            self._read(int(shards[a]), starts[a:b].tolist(), size[a:b].tolist(), tokens, int(place[a]))
         self.reads += len(first)
         self.bytes_read += tokens.nbytes
         run = np.repeat(np.arange(len(begins)), ends - begins + 1)
         at_S = np.empty(len(spans), np.int64)
         at_S[order] = low - first[run] + place[run]
         return tokens, at_S
+
+    def _read(self, shard: int, starts: list[int], sizes: list[int], tokens: np.ndarray, place: int) -> None:
+        """Reads stretches of one shard one behind the other into `tokens`, from `place` on."""
+        file = self._tokens[shard]
+        guard = self._guards.get(shard)
+        if guard is not None and not guard.done:
+            for start, count in zip(starts, sizes, strict=True):
+                guard.check(file, start, count)
+        file.read_many(starts, sizes, tokens[place:])
 
     def close(self) -> None:
         """Closes all files; a later read opens them again."""

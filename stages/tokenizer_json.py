@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,6 +34,23 @@ def token_bytes(token: str) -> bytes:
     if all(char in byte_of for char in token):
         return bytes(byte_of[char] for char in token)
     return token.encode()
+
+
+def flat_tokens(tokens: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """`(flat, offsets)`, uint8 and int64: the bytes of tokens as written in a byte-level vocabulary, back to back.
+
+    ValueError if one has a character that stands for no byte.
+    """
+    table = np.full(1 << 16, -1, np.int16)
+    for char, byte in _byte_of().items():
+        table[ord(char)] = byte
+    codes = np.frombuffer("".join(tokens).encode("utf-16-le", "surrogatepass"), "<u2")
+    flat = table[codes]
+    if flat.min(initial=0) < 0:
+        raise ValueError("a token has characters that stand for no byte")
+    offsets = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)), out=offsets[1:])
+    return flat.astype(np.uint8), offsets
 
 
 def tokenizer_files(

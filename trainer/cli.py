@@ -1,4 +1,4 @@
-"""The command line: `trainer plan`, `trainer fit`.
+"""The command line: `trainer plan`, `fit`, `batch`, `where`, `order-check`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
@@ -287,6 +287,86 @@ def accelerators() -> int:
     return (
         present if chosen is None else min(present, len([name for name in chosen.split(",") if name.strip()]))
     )
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--step", type=click.IntRange(min=0), required=True, help="A step of the run, from 0.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="Only what this rank reads.")
+@click.option("--world", type=click.IntRange(min=1), default=1, help="Of so many ranks.")
+@reported
+def batch(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    step: int,
+    rank: int,
+    world: int,
+) -> int:
+    """Name the documents of a step, row by row."""
+    from trainer.loader import Loader
+    from trainer.look import batch_documents, batch_text
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, None)
+    with Loader(folders, solved, manifests) as loader:
+        found = batch_documents(loader, manifests, folders, step, rank, max(world, rank + 1))
+    if output.as_json:
+        output.emit("result", {"exit": 0, "step": step, "phase": solved.phase_at(step).name, "documents": found})
+    else:
+        click.echo(batch_text(found))
+    return 0
+
+
+@cli.command()
+@options_of_a_plan
+@click.argument("document", metavar="DOC", required=False)
+@reported
+def where(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    document: str | None,
+) -> int:
+    """List the steps that read a document; DOC is its id, 32 hex digits."""
+    from trainer.loader import Loader
+    from trainer.look import where_is, where_text
+
+    if document is None:  # of two arguments of which the first may be left out, the first is filled first
+        if plan_path is None:
+            raise click.UsageError("Missing argument 'DOC'.")
+        document, plan_path = str(plan_path), None
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, None)
+    with Loader(folders, solved, manifests) as loader:
+        found = where_is(loader, document)
+    if output.as_json:
+        output.emit("result", {"exit": 0, "document": document, "readings": found})
+    else:
+        click.echo(where_text(found))
+    return 0
+
+
+@cli.command("order-check")
+@options_of_a_plan
+@reported
+def order_check(
+    output: Output, plan_path: Path | None, manifest_paths: tuple[Path, ...], overrides: tuple[str, ...]
+) -> int:
+    """Prove that the data order keeps its word: shares, limits, coverage, and the same batches for any ranks."""
+    from dataclasses import asdict
+
+    from trainer.look import check_order, check_text
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, None)
+    checks, findings, whole = check_order(solved)
+    code = 3 if findings else 0
+    if output.as_json:
+        sources = [asdict(check) for check in checks]
+        output.emit("result", {"exit": code, "sources": sources, "findings": findings, "every_step": whole})
+    else:
+        click.echo(check_text(checks, findings, whole, solved.steps))
+    return code
 
 
 def main() -> None:

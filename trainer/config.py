@@ -18,6 +18,9 @@ from stages.contract.override import apply_override
 from stages.contract.problem import Problem, SpecError, in_order
 from stages.contract.tree import Document, Table, compose
 
+#: The file that values without a plan.yaml stand in.
+NO_PLAN = "(no plan)"
+
 
 class ModelConfig(Model):
     """The model: its size alone, or its whole shape."""
@@ -186,7 +189,7 @@ def read_plan(path: Path | None, overrides: Sequence[str] = ()) -> Loaded[PlanCo
     if path is not None:
         return load(path, PlanConfig, overrides)
     problems: list[Problem] = []
-    tree = compose(Document("(no plan)", os.getcwd(), "{}"), problems)
+    tree = compose(Document(NO_PLAN, os.getcwd(), "{}"), problems)
     assert isinstance(tree, Table)
     for override in overrides:
         apply_override(tree, override, problems)

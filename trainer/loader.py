@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -148,7 +149,7 @@ class Loader:
         tokens = np.bincount(samples["source"], samples["length"], len(names)).astype(np.int64)
         made = Batch(
             step,
-            [self._micro(rows, i * size, (i + 1) * size) for i in range(passes)],
+            self._micros(rows, size),
             hashlib.sha256(token_ids.data).hexdigest(),
             {name: int(count) for name, count in zip(names, tokens, strict=True) if count},
             int(np.count_nonzero(rows.labels != IGNORE)),
@@ -185,7 +186,7 @@ class Loader:
                 mine = starts[first : first + rows]
                 spans = self._cut(stream.windows(mine, seq_len + 1), seq_len)
                 made = self._assemble(spans, stream.numbers(spans), np.full(len(mine), number), seq_len)
-            yield self._micro(made, 0, len(mine))
+            yield from self._micros(made, len(mine))
 
     def readings(self, document_id: bytes) -> list[tuple[str, np.ndarray]]:
         """`(source, readings)` of a document: every step and slot that reads a token of it (dtype `order.READING`).
@@ -265,8 +266,8 @@ class Loader:
 
     def _assemble(self, spans: np.ndarray, documents_S: np.ndarray, source_N: np.ndarray, length: int) -> _Rows:
         tokens, at = self._shelf.gather(spans)
-        shape = (len(source_N), length)
-        input_ids, labels, positions = (self._allocate(shape, np.int64) for _ in range(3))
+        # One large array: its pages are given, and taken back, at once.
+        input_ids, labels, positions = self._allocate((3, len(source_N), length), np.int64)
         masked = self.plan.mask_documents
         row_S, place_S, count_S = (spans[name].copy() for name in ("row", "place", "count"))
         fill_rows(tokens, at, row_S, place_S, count_S, self._eos, masked, input_ids, labels, positions)
@@ -282,35 +283,45 @@ class Loader:
             low = max(0, span["place"] - 1) if not self.plan.mask_documents else span["place"]
             labels[span["row"], low : span["place"] + span["count"]] = IGNORE
 
-    def _micro(self, rows: _Rows, low: int, high: int) -> Micro:
-        """Rows low … high - 1 as the arrays that `Batch` names."""
-        length = rows.input_ids.shape[1]
-        a, b = np.searchsorted(rows.spans["row"], [low, high])
-        spans, ids, documents = rows.spans[a:b], rows.ids[a:b], rows.documents[a:b]
-        row = spans["row"] - low
-        filled = np.zeros(high - low, np.int64)
-        np.maximum.at(filled, row, np.minimum(spans["place"] + spans["count"], length))
+    def _micros(self, rows: _Rows, size: int) -> list[Micro]:
+        """Each `size` rows as the arrays that `Batch` names."""
+        count, length = rows.input_ids.shape
+        spans, ids, documents = rows.spans, rows.ids, rows.documents
+        filled = np.zeros(count, np.int64)
+        np.maximum.at(filled, spans["row"], np.minimum(spans["place"] + spans["count"], length))
         if not self.plan.mask_documents:
             heads = spans["place"] == 0
-            spans, ids, documents, row = spans[heads], ids[heads], documents[heads], row[heads]
-        open_rows = np.flatnonzero(filled < length)
-        starts = np.concatenate([row * length + spans["place"], open_rows * length + filled[open_rows]])
-        order = np.argsort(starts, kind="stable")
-        borders = np.append(starts[order], (high - low) * length).astype(np.int32)
-        source_B = rows.sources[low:high]
+            spans, ids, documents = spans[heads], ids[heads], documents[heads]
+        open_rows = np.flatnonzero(filled < length)  # with pads at their end
         pads = len(open_rows)
-        return {
-            "input_ids": rows.input_ids[low:high],
-            "labels": rows.labels[low:high],
-            "position_ids": rows.position_ids[low:high],
-            "cu_seqlens": borders,
-            "max_seqlen": int(np.diff(borders).max()),
-            "span_source": source_B[np.concatenate([row, open_rows])][order].astype(np.int32),
-            "span_document": np.append(documents, np.full(pads, -1))[order],
-            "span_id": np.append(ids, np.zeros(pads, "V16"))[order],
-            "source": np.maximum(source_B, 0).astype(np.int32),
-            "weight": (source_B >= 0).astype(np.float32),
-        }
+        row = np.concatenate([spans["row"], open_rows])
+        starts = np.concatenate([spans["row"] * length + spans["place"], open_rows * length + filled[open_rows]])
+        order = np.argsort(starts, kind="stable")
+        row, starts = row[order], starts[order]
+        span_source = rows.sources[row].astype(np.int32)
+        span_document = np.append(documents, np.full(pads, -1))[order]
+        span_id = np.append(ids, np.zeros(pads, "V16"))[order]
+        source, weight = np.maximum(rows.sources, 0).astype(np.int32), (rows.sources >= 0).astype(np.float32)
+        edges = np.searchsorted(row, np.arange(0, count + 1, size)).tolist()
+        micros: list[Micro] = []
+        for low, (a, b) in zip(range(0, count, size), pairwise(edges), strict=True):
+            high = low + size
+            borders = np.empty(b - a + 1, np.int32)
+            borders[:-1] = starts[a:b] - low * length
+            borders[-1] = size * length
+            micros.append({
+                "input_ids": rows.input_ids[low:high],
+                "labels": rows.labels[low:high],
+                "position_ids": rows.position_ids[low:high],
+                "cu_seqlens": borders,
+                "max_seqlen": int((borders[1:] - borders[:-1]).max()),
+                "span_source": span_source[a:b],
+                "span_document": span_document[a:b],
+                "span_id": span_id[a:b],
+                "source": source[low:high],
+                "weight": weight[low:high],
+            })  # fmt: skip
+        return micros
 
 
 def _check(folders: Sequence[Path], plan: Plan, manifests: Sequence[Manifest], deep: bool) -> None:

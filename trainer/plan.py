@@ -17,7 +17,7 @@ from stages.contract.mixture import Mixture, resolve_mixture
 from stages.contract.order import Order, Source
 from stages.contract.problem import Problem, SpecError, Where, in_order
 from stages.contract.tree import Path, path_text
-from trainer.config import PlanConfig
+from trainer.config import NO_PLAN, PlanConfig
 from trainer.edits import check_skip, read_tombstones
 from trainer.equations import CORE, Draft, Machine, check_memory, check_steps, check_warmup, request_of
 from trainer.planned import (
@@ -38,6 +38,12 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _place(loaded: Loaded[PlanConfig] | None, path: Path) -> Where | None:
+    """Where a value stands; None for what no file and no `--set` gives."""
+    where = loaded.where(path) if loaded is not None else None
+    return None if where is None or where.file == NO_PLAN else where
+
+
 def resolve(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], machine: Machine) -> Plan:
     """The plan that `fit` runs. SpecError holds every contradiction found, each with usable repairs.
 
@@ -48,7 +54,7 @@ def resolve(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], ma
         config,
         machine,
         given=loaded.given if loaded else lambda _path: False,
-        at=loaded.where if loaded else lambda _path: None,
+        at=lambda path: _place(loaded, path),
         sources=_merged(manifests),
         manifests=manifests,
     )

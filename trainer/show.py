@@ -14,7 +14,7 @@ def plan_text(plan: Plan) -> str:
     """Values with their origin and reason, phases, sources; no newline at the end."""
     shape = plan.model
     lines = [f"{printable(plan.name)}   plan {plan.digest[:12]}   given ●  derived ○  default ·", ""]
-    lines += _table([[MARKS[note.origin], note.key, note.value, note.why] for note in plan.notes])
+    lines += table([[MARKS[note.origin], note.key, note.value, note.why] for note in plan.notes])
     lines += ["", f"  model   {shape.parameters:,} parameters: {shape.layers} layers of width {shape.width:,}, {shape.heads} heads "
               f"({shape.kv_heads} for keys), feed-forward {shape.ffn:,}, {shape.vocab_size:,} ids"
               f"{', tied' if shape.tie_embeddings else ''}; {plan.compute}"]  # fmt: skip
@@ -32,7 +32,7 @@ def plan_text(plan: Plan) -> str:
         ]
         for phase in plan.phases
     ]
-    lines += [*_table([head, *rows]), ""]
+    lines += [*table([head, *rows]), ""]
     head = ["source", "tokens", "read", "epochs", "limit"]
     rows = [
         [
@@ -44,10 +44,10 @@ def plan_text(plan: Plan) -> str:
         ]
         for s in plan.sources
     ]
-    return "\n".join([*lines, *_table([head, *rows])])
+    return "\n".join([*lines, *table([head, *rows])])
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines with columns below each other, indented by two."""
     if not rows:
         return []

@@ -62,6 +62,7 @@ CODES: dict[str, str] = {
     "T002": "a checkpoint could not be written",
     "T003": "the loss or a gradient is not a finite number",
     "T004": "a rank of the training ended or hangs",
+    "T005": "out of memory on a device",
     "W001": "something that works but is rarely meant",
 }
 

@@ -222,6 +222,24 @@ class TokenFile:
             self._fill(at, out[done : done + size].data.cast("B"), start)
             done += size
 
+    def read_many(self, starts: Sequence[int], counts: Sequence[int], out: np.ndarray) -> None:
+        """Fills `out` with stretches of tokens, one behind the other. RunError when the file is too short."""
+        if len(self._firsts) > 1:
+            done = 0
+            for start, count in zip(starts, counts, strict=True):
+                self.read_into(start, out[done : done + count])
+                done += count
+            return
+        width, base, fd = self.dtype.itemsize, self._places[0], self._fd
+        view = out.data.cast("B")
+        done = 0
+        for start, count in zip(starts, counts, strict=True):
+            size = count * width
+            part = view[done : done + size]
+            if os.preadv(fd, [part], base + start * width) != size:
+                self._fill(base + start * width, part, start)
+            done += size
+
     def _fill(self, at: int, view: memoryview, start: int) -> None:
         """The bytes from `at` on; one pread may legally return less than it was asked for."""
         end = at + len(view)
@@ -255,6 +273,12 @@ class Guard:
         self._tokens = tokens
         self._wanted = _read_checksums(path, tokens * dtype.itemsize)
         self._unseen = bytearray(b"\1" * len(self._wanted))
+        self._left = len(self._wanted)
+
+    @property
+    def done(self) -> bool:
+        """Whether all blocks have been checked."""
+        return not self._left
 
     def check(self, file: TokenFile, start: int, count: int) -> None:
         """Reads and checks the blocks that hold these tokens and were not checked before. RunError names the file."""
@@ -268,6 +292,7 @@ class Guard:
                 repairs = ("copy the file again from where it came, or make it again with `pipeline build`",)
                 raise RunError(Problem("D002", message, repairs=repairs))
             self._unseen[block] = 0
+            self._left -= 1
             block = self._unseen.find(1, block + 1, high)
 
 

@@ -6,13 +6,6 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-EMAIL_SCREEN = "[@\uff20]"
-_DOT = "[.\uff0e]"
-_DIGIT = "[0-9\uff10-\uff19\u0660-\u0669\u06f0-\u06f9]"
-IP_SCREEN = (
-    f"{_DIGIT}{_DOT}{_DIGIT}{{1,3}}{_DOT}{_DIGIT}{{1,3}}{_DOT}{_DIGIT}|[0-9A-Fa-f]{{0,4}}:[0-9A-Fa-f]{{0,4}}:"
-)
-
 _LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"  # ASCII and Latin with marks: Chinese text may touch an address
 #: What may stand before the @ (a little less than `atext` of RFC 5322), matched backwards from it.
 _LOCAL = re.compile(rf"[{_LETTER}0-9_](?:[{_LETTER}0-9.!#$%&'*+/=?^_{{|}}~\-]{{0,62}}[{_LETTER}0-9_+\-])?\Z")

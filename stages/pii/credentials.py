@@ -7,11 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-SCREEN = (
-    r"sk-|gh[pousr]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox[abeoprs]-|hf_|npm_|pypi-|SG\.|[rs]k_(?:live|test)_|eyJ"
-    r"|PRIVATE KEY-----|(?i:bearer|passw|pwd|secret|token|api[_-]?key|access[_-]?key|密码|密碼|口令)|://[^/\s@]{1,128}@"
-)
-
 _BEFORE = r"(?<![A-Za-z0-9_\-])"
 _AFTER = r"(?![A-Za-z0-9_\-])"
 #: Issuers' own prefixes: nothing else looks like these.

@@ -94,7 +94,11 @@ def _assigns(code):
 @njit(inline="always")
 def _three_bytes(data, i):
     """The code point of the three bytes of UTF-8 at byte i."""
-    return (np.int64(data[i]) & 0x0F) << 12 | (np.int64(data[i + 1]) & 0x3F) << 6 | (np.int64(data[i + 2]) & 0x3F)
+    return (
+        (np.int64(data[i]) & 0x0F) << 12
+        | (np.int64(data[i + 1]) & 0x3F) << 6
+        | (np.int64(data[i + 2]) & 0x3F)
+    )
 
 
 @njit(inline="always")
@@ -395,7 +399,9 @@ def _hits(data, offsets, wanted, classes, countries, prefixes, prefix_ends, name
             if kind == _DULL:
                 i += 1
                 continue
-            if 0xE4 <= byte <= 0xE9 and i + 3 <= end and not _assigns(_three_bytes(data, i)):  # U+4000 to U+9FFF
+            if (
+                0xE4 <= byte <= 0xE9 and i + 3 <= end and not _assigns(_three_bytes(data, i))
+            ):  # U+4000 to U+9FFF
                 extra += 2
                 i += 3
                 continue
@@ -427,7 +433,13 @@ def _hits(data, offsets, wanted, classes, countries, prefixes, prefix_ends, name
             elif seen == 0x2D:
                 while after < end and data[after] == 0x2D:
                     after += 1
-                if wanted & SECRET and after - i >= 5 and after + 1 < end and data[after] == 0x42 and data[after + 1] == 0x45:
+                if (
+                    wanted & SECRET
+                    and after - i >= 5
+                    and after + 1 < end
+                    and data[after] == 0x42
+                    and data[after + 1] == 0x45
+                ):
                     kinds, start, stop, behind = SECRET, after - 5, after + 2, _BLOCK_BEHIND
             if kinds:
                 first = start - extra + (_continuations(data, start, i) if start < i else 0)

@@ -6,12 +6,6 @@ import datetime
 import re
 from collections.abc import Iterator
 
-_DIGIT = "[0-9\uff10-\uff19\u0660-\u0669\u06f0-\u06f9]"
-_GAP = "[ \u00a0\u202f\\-\uff0d\u2010-\u2013]?"
-ID_SCREEN = f"{_DIGIT}{{15}}|{_DIGIT}{{3}}{_GAP}{_DIGIT}{{2}}{_GAP}{_DIGIT}{{4}}"
-CARD_SCREEN = f"{_DIGIT}(?:{_GAP}{_DIGIT}){{11}}"
-IBAN_SCREEN = f"[A-Za-z]{{2}}{_DIGIT}{{2}}"
-
 # --- identity cards ------------------------------------------------------------------------------------------------
 
 _CN_ID = re.compile(r"(?<![0-9A-Za-z])[1-9][0-9]{16}[0-9Xx](?![0-9A-Za-z])")

@@ -7,10 +7,6 @@ from collections.abc import Iterator
 
 import phonenumbers
 
-_DIGIT = "[0-9\uff10-\uff19\u0660-\u0669\u06f0-\u06f9]"
-_GAP = "[ \u00a0\u202f().\\-/（）．－\u2010-\u2013\u2212]{0,3}"
-SCREEN = f"{_DIGIT}(?:{_GAP}{_DIGIT}){{5}}"
-
 #: Digits with the marks that people put between them, as far as they go. A run of more than `_RUN_DIGITS` is a table or a
 #: sequence; a number in it has at most 18 digits in at most `_GROUPS` groups.
 _RUN = re.compile(r"(?<![0-9A-Za-z_])(?:\+|\(\+?)?[0-9](?:[ ().\-/]{0,3}[0-9])*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -136,12 +137,18 @@ class Scrubber:
         starts = offsets_N1.tolist()
         for window in find_windows(data_U8, offsets_N1, self._bits):
             begin = starts[window.row]
-            if replaced is not None and not _holds(replaced[window.row], window.start - begin, window.stop - begin):
+            if replaced is not None and not _holds(
+                replaced[window.row], window.start - begin, window.stop - begin
+            ):
                 continue
             text = str(content[window.start : window.stop], "utf-8")
+            reach: dict[int, tuple[list[int], list[int]]] = {}
             for span in find_spans(text, _kinds_of(window.kinds)):
                 start, stop = _bytes_of(text, window, span)
-                if _touches(window, KINDS[span.kind].bit, start, stop):
+                bit = KINDS[span.kind].bit
+                if bit not in reach:
+                    reach[bit] = _reach(window, bit)
+                if _touches(*reach[bit], start, stop):
                     counts_NK[rows[window.row], self.kinds.index(span.kind)] += 1
                     substitute = self._substitute(text[span.start : span.stop], span.kind)
                     edits.setdefault(window.row, []).append((start - begin, stop - begin, substitute))
@@ -173,9 +180,16 @@ def _bytes_of(text: str, window: Window, span: Span) -> tuple[int, int]:
     return start, start + len(text[span.start : span.stop].encode())
 
 
-def _touches(window: Window, bit: int, start: int, stop: int) -> bool:
+def _reach(window: Window, bit: int) -> tuple[list[int], list[int]]:
+    """First bytes of the hits of a kind, ascending, and how far any of the hits up to there goes."""
+    found = sorted((first, end) for kinds, first, end in window.hits if kinds & bit)
+    return [first for first, _ in found], list(itertools.accumulate((end for _, end in found), max))
+
+
+def _touches(firsts: list[int], ends: list[int], start: int, stop: int) -> bool:
     """Whether a span touches a hit of its kind: what does not is there only because the window ends where it does."""
-    return any(kinds & bit and first < stop and start < end for kinds, first, end in window.hits)
+    at = bisect.bisect_left(firsts, stop)
+    return at > 0 and ends[at - 1] > start
 
 
 def _holds(places: list[int], start: int, stop: int) -> bool:

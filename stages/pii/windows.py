@@ -11,7 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit, types
 
-from stages.pii.hits import BEHIND, COLUMNS, FIRST, FROM, FRONT, KINDS, LAST, ROW, START, STOP, TABLE, TO, find_hits
+from stages.pii.hits import (
+    BEHIND,
+    COLUMNS,
+    FIRST,
+    FROM,
+    FRONT,
+    KINDS,
+    LAST,
+    ROW,
+    START,
+    STOP,
+    TABLE,
+    TO,
+    find_hits,
+)
 from stages.text.kernels import BYTES, OFFSETS
 
 _HITS = types.Array(types.int64, 2, "C", readonly=True)

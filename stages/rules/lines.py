@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numba import njit, types
 
-from stages.document import text_buffers
+from stages.document import text_array, text_buffers
+from stages.rules.shape import stripped
 from stages.text.kernels import (
     BYTES,
     CLASS,
     CLASSES,
     END,
     OFFSETS,
+    OTHER,
     SPACE,
     SYMBOL_TOKEN,
     TABLE,
@@ -25,6 +27,7 @@ from stages.text.kernels import (
     decode,
     next_token,
 )
+from stages.text.memory import copy_bytes
 
 
 def _phrases(*phrases: str) -> tuple[np.ndarray, np.ndarray]:
@@ -87,15 +90,24 @@ def count_sentences(data, i, end, classes, unspaced):
     sentences = 0
     filled = False
     while i < end:
+        byte = data[i]
+        if byte < 0x80:
+            value = np.int64(classes[byte])
+            i += 1
+            if value & TERMINAL:
+                if filled and (i >= end or data[i] <= 0x20):
+                    sentences += 1
+                    filled = False
+            else:
+                filled = filled or (value & CLASS != SPACE and value & CLASS != OTHER)
+            continue
         code, i = decode(data, i, end)
         value = np.int64(classes[code])
         if value & TERMINAL or (unspaced and (code == 0xFF0C or code == 0xFF1B or code == 0xFF1A)):
-            ends = code >= 0x80 or i >= end or data[i] <= 0x20
-            if ends and filled:
-                sentences += 1
-                filled = False
-        elif value & CLASS != SPACE and value & CLASS != 0:
-            filled = True
+            sentences += filled
+            filled = False
+        else:
+            filled = filled or (value & CLASS != SPACE and value & CLASS != OTHER)
     return sentences + filled
 
 
@@ -110,13 +122,17 @@ def _words_of_line(data, i, end, classes, unspaced):
                 return words, 0
             words += kind != SYMBOL_TOKEN
     while i < end:
-        code, i = decode(data, i, end)
+        if data[i] < 0x80:
+            code, i = np.int64(data[i]), i + 1
+        else:
+            code, i = decode(data, i, end)
         if np.int64(classes[code]) & CLASS == SPACE:
             words += length > 0
+            longest = max(longest, length)
             length = 0
         else:
             length += 1
-            longest = max(longest, length)
+    longest = max(longest, length)
     return words + (length > 0), longest
 
 
@@ -144,17 +160,11 @@ def _ends_sentence(data, start, end, classes, unspaced):
     return code == 0x2E or code == 0x3F or code == 0x21 or code == 0x22 or code == 0x27
 
 
-@njit(cache=True, nogil=True)
-def _stripped(data, start, end, classes):
-    """First and last byte of the text without white space at its ends."""
-    first, stop = end, start
-    while start < end:
-        code, after = decode(data, start, end)
-        if np.int64(classes[code]) & CLASS != SPACE:
-            first = min(first, start)
-            stop = after
-        start = after
-    return min(first, stop), stop
+@njit(inline="always")
+def _may_begin(byte):
+    """Whether a phrase begins with this ASCII letter: c j l p t u, in either case."""
+    byte |= 0x20
+    return byte == 0x63 or byte == 0x6A or byte == 0x6C or byte == 0x70 or byte == 0x74 or byte == 0x75
 
 
 @njit(cache=True, nogil=True)
@@ -164,13 +174,29 @@ def _marks(data, i, end, phrases, ends):
     while i < end:
         byte = data[i]
         bracket = bracket or byte == 0x7B
-        if 0x41 <= byte <= 0x7A:
+        if 0x41 <= byte <= 0x7A and _may_begin(byte):
             lorem = lorem or _is_phrase(data, i, end, phrases, ends, 0)
             javascript = javascript or _is_phrase(data, i, end, phrases, ends, 1)
             for number in range(2, len(ends) - 1):
                 policy = policy or _is_phrase(data, i, end, phrases, ends, number)
         i += 1
     return lorem, javascript, bracket, policy
+
+
+@njit(cache=True, nogil=True)
+def _end_of_line(data, i, end):
+    """`(end of the line that begins at byte i, as str.splitlines cuts it, where the next one begins)`."""
+    while i < end:
+        byte = data[i]
+        if 0x0A <= byte <= 0x0D or 0x1C <= byte <= 0x1E:
+            after = i + 2 if byte == 0x0D and i + 1 < end and data[i + 1] == 0x0A else i + 1
+            return i, after
+        if byte == 0xC2 and i + 1 < end and data[i + 1] == 0x85:
+            return i, i + 2
+        if byte == 0xE2 and i + 2 < end and data[i + 1] == 0x80 and (data[i + 2] == 0xA8 or data[i + 2] == 0xA9):
+            return i, i + 3
+        i += 1
+    return end, end
 
 
 _FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
@@ -194,36 +220,25 @@ def _clean(
         sentences = verdict = 0
         while i < end and verdict == NONE:
             start = i
-            stop = end
-            while i < end:  # a line as str.splitlines cuts it
-                stop = i
-                code, i = decode(data, i, end)
-                if (
-                    0x0A <= code <= 0x0D
-                    or 0x1C <= code <= 0x1E
-                    or code == 0x85
-                    or code == 0x2028
-                    or code == 0x2029
-                ):
-                    if code == 0x0D and i < end and data[i] == 0x0A:
-                        i += 1
-                    break
-                stop = end
-            start, stop = _stripped(data, start, stop, classes)
+            stop, i = _end_of_line(data, i, end)
+            start, stop = stripped(data, start, stop, classes)
             words, longest = _words_of_line(data, start, stop, classes, unspaced[row])
             if max_length and longest > max_length:
                 continue
             line = at + (at > begin)
             size = line
             while start < stop:
-                if data[start] == 0x5B:
+                plain = start
+                while start < stop and data[start] != 0x5B:
+                    start += 1
+                copy_bytes(out, size, data, plain, start - plain)
+                size += start - plain
+                if start < stop:  # a bracket
                     behind = _citation(data, start, stop, citations, citation_ends)
-                    if behind > start:
-                        start = behind
-                        continue
-                out[size] = data[start]
-                size += 1
-                start += 1
+                    if behind == start:
+                        out[size] = 0x5B
+                        size, behind = size + 1, start + 1
+                    start = behind
             if (
                 punctuation and not _ends_sentence(out, line, size, classes, unspaced[row])
             ) or words < min_words:
@@ -241,7 +256,7 @@ def _clean(
                 out[at] = 0x0A
             at = size
             sentences += count_sentences(out, line, size, classes, unspaced[row])
-        first, stop = _stripped(out, begin, at, classes)
+        first, stop = stripped(out, begin, at, classes)
         for k in range(first, stop):
             out[begin + k - first] = out[k]
         at = begin + stop - first
@@ -273,7 +288,7 @@ def clean_lines(
         lorem_ipsum, curly_brackets, *_CITATIONS, *_PHRASES, out_U8, out_offsets_N1, found_N2,
     )  # fmt: skip
     used = out_U8[: out_offsets_N1[-1]].copy()
-    cleaned = pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(out_offsets_N1), pa.py_buffer(used))
+    cleaned = text_array(used, out_offsets_N1)
     verdict_N = found_N2[:, 0]
     return cleaned, {
         "lorem_ipsum": (verdict_N == LOREM_IPSUM).astype(np.int64),

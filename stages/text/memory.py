@@ -15,7 +15,9 @@ def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         def address(array: Any, kind: Any, index: Any) -> Any:
-            return cgutils.gep_inbounds(builder, context.make_array(kind)(context, builder, array).data, index)
+            return cgutils.gep_inbounds(
+                builder, context.make_array(kind)(context, builder, array).data, index
+            )
 
         target = address(arguments[0], out, arguments[1])
         source = address(arguments[2], data, arguments[3])

@@ -17,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from stages import bpe, pretokenize
 from stages.bpe import TrainTokenizer, thin
 from stages.document import document_batch
 from stages.encode import Encoder
@@ -83,12 +84,20 @@ def test_files_do_not_depend_on_parts_batches_or_order(tmp_path: Path) -> None:
     assert ran.artifacts() == made["one"]
 
 
+def test_a_table_sent_early_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, stage = corpus(60), TrainTokenizer(vocab_size=500)
+    whole = run_global(stage, parts_of(texts, [60]), tmp_path / "whole").artifacts()
+    monkeypatch.setattr(bpe, "FULL_TABLE", 10)
+    monkeypatch.setattr(pretokenize, "CHUNK", 64)
+    assert run_global(stage, parts_of(texts, [60]), tmp_path / "often").artifacts() == whole
+
+
 def test_bytes_of_the_files_change_only_with_the_version(tmp_path: Path) -> None:
     """When this fails on purpose, raise `TrainTokenizer.version` with the new digest."""
     ran = run_global(
         TrainTokenizer(vocab_size=500, train_on=6_000), [documents_of("web", corpus(60))], tmp_path
     )
-    assert TrainTokenizer.version == 1
+    assert TrainTokenizer.version == 2
     assert card(ran)["sha256"]["tokenizer.json"][:16] == "e858f7f0eafa8a71"
 
 

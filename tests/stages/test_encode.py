@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from stages import encode
+from stages import piece_cache
 from stages.contract.problem import SpecError
 from stages.encode import Encoder
 from stages.learn import learn_merges
@@ -205,8 +205,8 @@ def test_a_full_table_of_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     rng = random.Random(1)
     texts = ["".join(rng.choices(SAMPLE, k=400)) for _ in range(200)]
     expected = encoded(Encoder.load(spec()), texts)
-    monkeypatch.setattr(encode, "CACHE_PIECES", 10)
-    monkeypatch.setattr(encode, "CACHE_BYTES", 64)
+    monkeypatch.setattr(piece_cache, "CACHE_PIECES", 10)
+    monkeypatch.setattr(piece_cache, "CACHE_BYTES", 64)
     encoder = Encoder.load(spec())
     assert [encoded(encoder, [text])[0] for text in texts] == expected
 

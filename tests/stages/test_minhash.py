@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from stages import signature
-from stages.audit import audit_text, interval
 from stages.contract.problem import RunError
 from stages.document import with_column
 from stages.exact import ExactDedup
@@ -20,6 +19,7 @@ from stages.jaccard import shingle_sets, similarities
 from stages.minhash import MinhashDedup
 from stages.numbering import sortable
 from stages.selftest import check
+from stages.shares import audit_text, interval
 from stages.signature import needed
 from tests.stages.bsp import Ran, parts_of, run_global
 

@@ -16,11 +16,15 @@ from stages.normalize import Normalize
 from tests.stages.scripts_corpus import TEXTS, batch
 
 # The form again, in plain regular expressions: what the kernels are compared with.
-_JUNK = "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u2060\ufeff\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff%s]" % "".join(
-    chr(plane << 16 | low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)
+_JUNK = (
+    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u2060\ufeff\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff"
+    + "".join(chr(plane << 16 | low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
+    + "]"
 )
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1a20-\u1aaf"
-_SPACES = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_SPACES = (
+    " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
 
 
 def reference(text: str, blank_lines: int = 2, no_break_space: bool = True) -> str:
@@ -107,7 +111,11 @@ def test_the_kernels_write_the_form_of_the_regular_expressions(texts, blank_line
 
 
 def test_texts_of_every_script_have_the_form_of_the_regular_expressions():
-    texts = [text.replace("\n", " \r\n") + end for text in TEXTS.values() for end in ("", "\n ", "\u200b", "\u0301")]
+    texts = [
+        text.replace("\n", " \r\n") + end
+        for text in TEXTS.values()
+        for end in ("", "\n ", "\u200b", "\u0301")
+    ]
     assert clean(*texts) == [reference(text) for text in texts]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stages.pii import Pii
 from stages.pii.numbers import is_chinese_id, is_iban, is_luhn
-from stages.pii.spans import KINDS, Span, find_spans
+from stages.pii.spans import KINDS, MAX_PASSES, Span, find_spans
 from tests.stages.scripts_corpus import TEXTS, batch
 
 
@@ -137,10 +137,49 @@ def test_twice_is_as_once(text, replace):
     assert scrub(*once, replace=replace, key="k") == once
 
 
+def whole(text: str, replace: str) -> str:
+    """The text scrubbed by looking at all of it, again and again: what the windows are compared with."""
+    for _ in range(MAX_PASSES):
+        spans = find_spans(text)
+        for span in reversed(spans):
+            tag = f"<{KINDS[span.kind].tag}>" if replace == "tag" else ""
+            text = text[: span.start] + tag + text[span.stop :]
+        if not spans:
+            break
+    return text
+
+
+PIECES = [
+    "a@example.com", "13800138000", "4111111111111111", "192.0.2.44", "+", "86", "@", ".", " ", "-", "中", "电话", "1", "x", "😀", "é",
+    "GB82WEST12345698765432", "GB82 WEST 1234 5698 7654 32", "sk-", "sk-proj-a1b2c3d4e5f6g7h8i9j0k1", "://", ":", "password=", "\n",
+    "Ab1!Ab1!Cd", "ssn ", "078-05-1120", "身份证", "110105491231002", "11010519491231002X", "2001:db8::1", "::ffff:8.8.8.8", "12:30",
+    "１３８", "－", "bearer ", "eyJhbGciOi.eyJzdWIi.abcdefgh1", "ghp_" + "aB3" * 12, "AKIAIOSFODNN7EXAMPLE", "MIIB" * 8, "call ",
+    "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "(010) ", "2024-03-15", "密码是", "为", "：", "http://u:Passw0rd1@",
+    "/", "token", "_", "card ", "xxxx " * 20, "字" * 40, "0" * 20, " 5" * 15, "version ", "host ",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), min_size=1, max_size=3),
+    st.sampled_from(["tag", "remove"]),
+)
+def test_windows_hold_all_that_the_whole_text_does(texts, replace):
+    assert scrub(*texts, replace=replace) == [whole(text, replace) for text in texts]
+
+
+@pytest.mark.data
+def test_windows_hold_all_that_the_shared_texts_do(shared):
+    for path in sorted((shared / "data" / "pii" / "dev").glob("*.jsonl.gz"))[:2]:
+        rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).split(b"\n") if line][::5]
+        texts = [row["text"] for row in rows]
+        assert scrub(*texts) == [whole(text, "tag") for text in texts]
+
+
 @pytest.mark.parametrize(
     "unit",
     ["a.", "1.1.", "a", "a@", "1-", "+1 ", "(1", "1 ", "eyJ", "sk-", "::", "1.1.1.1 ", "password=:", "://a:", "GB12", "138 ",
-     "-----BEGIN PRIVATE KEY-----"],
+     "-----BEGIN PRIVATE KEY-----", "eyJ.", "http://a:b@", "12:", "=", "(", "中1", "是"],
 )  # fmt: skip
 def test_time_grows_with_length_only(unit):
     texts = [unit * (size // len(unit)) for size in (20_000, 80_000)]

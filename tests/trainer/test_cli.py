@@ -113,10 +113,12 @@ def kill_while_saving(process: subprocess.Popen, root: Path, step: int) -> str:
         names = [path.name for path in root.glob("step-*.tmp")] if root.is_dir() else []
         if any(int(name[5:13]) >= step for name in names):
             process.kill()
+        time.sleep(0.001)
     return process.communicate()[1]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_twenty_kills_while_saving(manifest, tmp_path):
     sets = (
         *overrides(1000, "data.repeat_limit=100", "monitoring.eval_every_steps=1000"),

@@ -1,0 +1,263 @@
+"""Words and n-grams of a text: how many, how much of it repeats.
+
+The letters of all words are put end to end, because n-grams that repeat are compared by their letters alone. Most n-grams
+stand once: a look at the 16 bytes from each word on tells which can repeat, and only those go into a set.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stages.rules.columns import (
+    ALPHABETIC,
+    PLAIN,
+    PLAIN_CHARACTERS,
+    REPEATED_NGRAMS,
+    REPEATED_SIZES,
+    TOP,
+    TOP_SIZES,
+    UNITS,
+    UNITS_PER_WORD,
+    WORDS,
+)
+from stages.rules.hashing import SEED, absorb, add, hash_bytes
+from stages.text.kernels import ALPHA, END, PUNCT, SYMBOL_TOKEN, UNIT_TOKEN, decode, mix, next_token
+from stages.text.memory import copy_bytes
+from stages.text.vectors import OVERREAD, load8, lowest, masks
+
+_TOP_FIRST, _TOP_COUNT = TOP_SIZES[0], len(TOP_SIZES)
+_REPEATED_FIRST, _REPEATED_COUNT = REPEATED_SIZES[0], len(REPEATED_SIZES)
+_LOOK = 16
+_ONE, _8, _64 = np.uint64(1), np.uint64(8), np.uint64(64)
+_ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@njit(cache=True, nogil=True)
+def new_scratch():
+    """Arrays that grow with the longest text: see `read_words`."""
+    size = 1024
+    return (
+        np.empty(size, np.uint64), np.empty(size + 1, np.int64), np.empty(size + 1, np.int64), np.empty(8 * size, np.uint8),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _longer(array, used):
+    longer = np.empty(2 * len(array) + 64, array.dtype)
+    longer[:used] = array[:used]
+    return longer
+
+
+@njit(cache=True, nogil=True)
+def _look_at(data, i, end, classes):
+    """`(characters of a word, whether one is a letter, whether one is no punctuation)`."""
+    length = 0
+    letter = plain = False
+    while i < end:
+        code, i = decode(data, i, end)
+        value = np.int64(classes[code])
+        letter = letter or value & ALPHA != 0
+        plain = plain or value & PUNCT == 0
+        length += 1
+    return length, letter, plain
+
+
+@njit(inline="always")
+def _note_stop_word(word, hashes, seen, number):
+    """Marks a word in `seen` with the number of the text, if it is in the hash table of stop words."""
+    slot = np.int64(word & np.uint64(len(hashes) - 1))
+    while hashes[slot] != 0:
+        if hashes[slot] == word:
+            seen[slot] = number
+            break
+        slot = (slot + 1) & (len(hashes) - 1)
+
+
+@njit(cache=True, nogil=True)
+def collect_stop_words(stop_words, seen, number, masks_L):
+    """Sets a bit for each stop word that was seen in the text of this number, in the masks of all languages that have it."""
+    _, firsts, bits = stop_words
+    for slot in range(len(seen)):
+        if seen[slot] == number:
+            for at in range(firsts[slot], firsts[slot + 1]):
+                masks_L[bits[at] >> 6] |= _ONE << np.uint64(bits[at] & 63)
+
+
+@njit(inline="always")
+def _take(data, start, stop, letters, at):
+    """Puts a word behind the letters before it, which end at `at`, and returns its hash. 8 bytes behind it can be read."""
+    size = stop - start
+    if size <= 8:
+        copy_bytes(letters, at, data, start, 8)
+        return mix(absorb(absorb(SEED, size), load8(data, start) & (_ONES >> (_64 - _8 * np.uint64(size)))))
+    copy_bytes(letters, at, data, start, size)
+    return hash_bytes(letters, at, at + size)
+
+
+@njit(inline="always")
+def _block(data, i, end):
+    """`(bits of words, of letters, of what may join two pieces of a word, length, whether the text ends here)`.
+
+    The bits are those of the 64 bytes at byte i; they count as far as `length`, up to the first that is not ASCII.
+    """
+    letters, digits, apostrophes, points, high = masks(data, i)
+    length = min(end - i, np.int64(64))
+    inside = _ONES >> (_64 - np.uint64(length))
+    letters, digits = letters & inside, digits & inside
+    word = letters | digits
+    word |= apostrophes & (word << _ONE) & (letters >> _ONE) | points & (digits << _ONE) & (digits >> _ONE)
+    known = lowest(high)
+    return word, letters, apostrophes | points, min(length, known), known >= length and length == end - i
+
+
+@njit(cache=True, nogil=True)
+def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, out):
+    """Reads the words of a text into the scratch arrays, which it returns (grown if they were too short).
+
+    words    hash of each word; case counts
+    places   where each word begins in `letters`; the end behind the last
+    ends     characters before each word
+    letters  the UTF-8 of all words, end to end
+    `seen` gets the number at the slots of the stop words that stand in the text.
+    """
+    words, places, ends, letters = scratch
+    count = units = plain_words = plain_characters = alphabetic = 0
+    at = np.int64(0)
+    places[0] = ends[0] = 0
+    i = start
+    while i < end:
+        if count + 64 >= len(words):
+            words, places, ends = _longer(words, count), _longer(places, count + 1), _longer(ends, count + 1)
+        length = np.int64(0)
+        if data[i] < 0x80 and i + OVERREAD <= len(data):
+            while at + 128 > len(letters):
+                letters = _longer(letters, at)
+            word, alphas, joints, length, is_last = _block(data, i, end)
+            starts = word & ~(word << _ONE) & (_ONES >> (_64 - np.uint64(length)))
+            while starts:
+                first = lowest(starts)
+                stop = first + lowest(~(word >> np.uint64(first)))
+                if not is_last and (stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE)):
+                    length = first  # it goes on, or may: it begins the next block, or is read alone
+                    break
+                size = stop - first
+                words[count] = _take(data, i + first, i + stop, letters, at)
+                _note_stop_word(words[count], stop_hashes, seen, number)
+                at += size
+                count += 1
+                places[count], ends[count] = at, ends[count - 1] + size
+                plain_words += 1
+                plain_characters += size
+                alphabetic += alphas >> np.uint64(first) & (_ONES >> (_64 - np.uint64(size))) != 0
+                starts &= starts - _ONE
+            i += length
+        if length:
+            continue
+        kind, first, i = next_token(data, i, end, classes)
+        if kind == END:
+            break
+        if kind == SYMBOL_TOKEN:
+            continue
+        while at + i - first + _LOOK > len(letters):
+            letters = _longer(letters, at)
+        copy_bytes(letters, at, data, first, i - first)
+        words[count] = hash_bytes(letters, at, at + i - first)
+        _note_stop_word(words[count], stop_hashes, seen, number)
+        characters, letter, plain = _look_at(data, first, i, classes)
+        at += i - first
+        count += 1
+        places[count], ends[count] = at, ends[count - 1] + characters
+        units += kind == UNIT_TOKEN
+        plain_words += plain
+        plain_characters += characters if plain else 0
+        alphabetic += letter
+    out[WORDS], out[PLAIN], out[PLAIN_CHARACTERS] = count, plain_words, plain_characters
+    out[ALPHABETIC], out[UNITS] = alphabetic, units
+    return words, places, ends, letters
+
+
+@njit(cache=True, nogil=True)
+def _top_ngram(words, ends, count, n, step, spaced, repeats, table, stamp, mask):
+    """Characters that the most frequent n-gram takes (the first of them, if several), joined by spaces where spaced.
+
+    repeats  uint8: which (n - step)-grams stand more than once, all of them where step is 0; then, which n-grams do.
+             An n-gram can only if the shorter ones at its beginning and end do.
+    """
+    keys, stamps, counts, slots = table
+    last = count - n + 1
+    best, at = 0, 0
+    for i in range(last):
+        if step and not (repeats[i] and repeats[i + step]):
+            slots[i] = -1
+            continue
+        state = SEED
+        for j in range(n):
+            state = absorb(state, words[i + j])
+        slot, there = add(keys, stamps, stamp, mask, mix(state))
+        counts[slot] = counts[slot] + 1 if there else 1
+        slots[i] = slot
+    for i in range(last):
+        times = counts[slots[i]] if slots[i] >= 0 else 1
+        repeats[i] = times > 1
+        if times > best:
+            best, at = times, i
+    return best * (ends[at + n] - ends[at] + (n - 1) * spaced) if last > 0 else 0
+
+
+@njit(cache=True, nogil=True)
+def _find_repeats(letters, places, count, repeats, table, stamp, mask):
+    """repeats[i]: whether the 16 bytes from word i on stand at another word too, or there are fewer."""
+    keys, stamps, firsts, _ = table
+    end = places[count]
+    for i in range(count):
+        place = places[i]
+        if place + _LOOK > end:
+            repeats[i] = 1
+            continue
+        key = mix(absorb(absorb(SEED, load8(letters, place)), load8(letters, place + 8)))
+        slot, there = add(keys, stamps, stamp, mask, key)
+        repeats[i] = there
+        if there:
+            repeats[firsts[slot]] = 1
+        else:
+            firsts[slot] = i
+
+
+@njit(cache=True, nogil=True)
+def _repeated_ngrams(letters, places, ends, count, n, repeats, table, stamp, mask):
+    """Characters in n-grams that were there before, none overlapping another; n-grams are equal if their letters are."""
+    keys, stamps, _, _ = table
+    characters = 0
+    i = 0
+    while i <= count - n:
+        if not repeats[i] and places[i + n] - places[i] >= _LOOK:
+            i += 1
+            continue
+        _, there = add(keys, stamps, stamp, mask, hash_bytes(letters, places[i], places[i + n]))
+        if there:
+            characters += ends[i + n] - ends[i]
+            i += n
+        else:
+            i += 1
+    return characters
+
+
+@njit(cache=True, nogil=True)
+def measure_ngrams(scratch, count, unspaced, repeats, table, stamp, mask, out):
+    """The statistics of n-grams; returns the last stamp used. `repeats` and the fourth array of the table have `count` places."""
+    words, places, ends, letters = scratch
+    factor = UNITS_PER_WORD if unspaced else 1
+    for k in range(_TOP_COUNT):
+        stamp += np.uint32(1)
+        out[TOP + k] = _top_ngram(
+            words, ends, count, factor * (_TOP_FIRST + k), factor if k else 0, not unspaced, repeats, table, stamp, mask
+        )
+    stamp += np.uint32(1)
+    _find_repeats(letters, places, count, repeats, table, stamp, mask)
+    for k in range(_REPEATED_COUNT):
+        stamp += np.uint32(1)
+        out[REPEATED_NGRAMS + k] = _repeated_ngrams(
+            letters, places, ends, count, factor * (_REPEATED_FIRST + k), repeats, table, stamp, mask
+        )
+    return stamp

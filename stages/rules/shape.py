@@ -1,0 +1,224 @@
+"""The shape of a text: characters, lines, paragraphs. One pass, line by line.
+
+Lines are pieces between line feeds, but for three numbers, which are about lines as `str.splitlines` cuts them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from stages.rules.columns import (
+    ALPHANUMERICS,
+    BROKEN,
+    BULLETS,
+    CHARACTERS,
+    DUP_LINE_CHARACTERS,
+    DUP_LINES,
+    DUP_PARAGRAPH_CHARACTERS,
+    DUP_PARAGRAPHS,
+    ELLIPSES,
+    ELLIPSIS_LINES,
+    FILLED,
+    HASHES,
+    LINES,
+    LONGEST,
+    NEWLINES,
+    PARAGRAPHS,
+    REPEATED,
+    SHORT,
+    TERMINAL_LINES,
+)
+from stages.rules.hashing import SEED, absorb, add, hash_bytes
+from stages.text.kernels import ALPHA, CLASS, SPACE, TERMINAL, WORD, decode, mix
+
+#: Classes of ASCII bytes here; a letter or digit counts as what it is, 1.
+_PLAIN, _LETTER, _SIGN, _HIGH = range(4)
+#: Tells the hashes of paragraphs from those of lines in one set.
+_PARAGRAPH = np.uint64(0xA0761D6478BD642F)
+
+
+def _byte_classes() -> np.ndarray:
+    classes = np.full(256, _PLAIN, np.uint8)
+    for first, last in ("09", "AZ", "az"):
+        classes[ord(first) : ord(last) + 1] = _LETTER
+    classes[[0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, ord("#"), ord(".")]] = _SIGN
+    classes[0x80:] = _HIGH
+    return classes
+
+
+_CLASS_OF = _byte_classes()
+
+
+@njit(cache=True, nogil=True)
+def count_newlines(data, start, end):
+    """Line feeds in data[start:end]."""
+    count = 0
+    for byte in data[start:end]:
+        count += byte == 0x0A
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _scan(data, i, end, classes, out):
+    """`(end of the line, its characters, whether it holds a break other than a line feed)`; counts its characters into out."""
+    start = i
+    inside = alphanumerics = hashes = ellipses = 0
+    breaks = False
+    while i < end:
+        kind = _CLASS_OF[data[i]]
+        if kind <= _LETTER:
+            alphanumerics += kind
+            i += 1
+        elif kind == _HIGH:
+            code, after = decode(data, i, end)
+            inside += after - i - 1
+            i = after
+            value = np.int64(classes[code])
+            alphanumerics += value & CLASS == WORD or value & ALPHA != 0
+            ellipses += code == 0x2026
+            breaks = breaks or code == 0x85 or code == 0x2028 or code == 0x2029
+        elif data[i] == 0x0A:
+            break
+        elif data[i] == 0x2E:
+            dots = i
+            while i < end and data[i] == 0x2E:
+                i += 1
+            ellipses += (i - dots) // 3  # as str.count does: none overlapping another
+        else:
+            hashes += data[i] == 0x23
+            breaks = breaks or data[i] != 0x23
+            i += 1
+    characters = i - start - inside
+    out[CHARACTERS] += characters
+    out[ALPHANUMERICS] += alphanumerics
+    out[HASHES] += hashes
+    out[ELLIPSES] += ellipses
+    return i, characters, breaks
+
+
+@njit(inline="always")
+def _last(data, start, end):
+    """First byte of the last character of data[start:end], which is not empty."""
+    at = end - 1
+    while at > start and data[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def stripped(data, start, end, classes):
+    """`(first byte, end)` of the text without white space at its ends; both are `end` if there is nothing else."""
+    while start < end:
+        code, after = decode(data, start, end)
+        if np.int64(classes[code]) & CLASS != SPACE:
+            break
+        start = after
+    while end > start:
+        at = _last(data, start, end)
+        code, _ = decode(data, at, end)
+        if np.int64(classes[code]) & CLASS != SPACE:
+            break
+        end = at
+    return start, end
+
+
+@njit(cache=True, nogil=True)
+def _ends(data, start, end, out):
+    """Counts a line without white space at its ends: bullet in front, ellipsis behind."""
+    if end > start:
+        first, _ = decode(data, start, end)
+        last, _ = decode(data, _last(data, start, end), end)
+        out[BULLETS] += first == 0x2022 or first == 0x2D
+        dots = end - start >= 3 and data[end - 1] == 0x2E and data[end - 2] == 0x2E and data[end - 3] == 0x2E
+        out[ELLIPSIS_LINES] += dots or last == 0x2026
+
+
+@njit(cache=True, nogil=True)
+def _broken_line(data, start, end, classes, out):
+    """Counts the lines as `str.splitlines` cuts them, in a line that holds breaks of other kinds."""
+    while start < end:
+        at = start
+        stop = end
+        while at < end:
+            stop = at
+            code, at = decode(data, at, end)
+            if 0x0A <= code <= 0x0D or 0x1C <= code <= 0x1E or code == 0x85 or code == 0x2028 or code == 0x2029:
+                if code == 0x0D and at < end and data[at] == 0x0A:
+                    at += 1
+                break
+            stop = end
+        out[BROKEN] += 1
+        _ends(data, *stripped(data, start, stop, classes), out)
+        start = at
+
+
+@njit(cache=True, nogil=True)
+def _characters(data, start, end):
+    count = 0
+    for byte in data[start:end]:
+        count += byte & 0xC0 != 0x80
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _end_paragraph(state, length, keys, stamps, stamp, mask, out):
+    _, there = add(keys, stamps, stamp, mask, mix(state ^ _PARAGRAPH))
+    out[PARAGRAPHS] += 1
+    out[DUP_PARAGRAPHS] += there
+    out[DUP_PARAGRAPH_CHARACTERS] += length if there else 0
+
+
+@njit(cache=True, nogil=True)
+def measure_shape(data, start, end, classes, short, keys, stamps, stamp, mask, out):
+    """Adds the numbers of one text to `out`, which is zero before; the set must have room for twice as many lines.
+
+    Paragraphs are those of the text without white space at its ends: runs of lines that are not empty.
+    """
+    first, stop = stripped(data, start, end, classes)
+    empties = 0
+    paragraph, length, lines = SEED, 0, 0
+    i = start
+    while True:
+        begin = i
+        i, characters, breaks = _scan(data, i, end, classes, out)
+        out[LONGEST] = max(out[LONGEST], characters)
+        one, behind = stripped(data, begin, i, classes)
+        if breaks:
+            _broken_line(data, begin, min(i + 1, end), classes, out)
+        elif i < end or i > begin:
+            out[BROKEN] += 1
+            _ends(data, one, behind, out)
+        if characters == 0:
+            # re.split("\n+") has an empty piece at each end of the text, none inside
+            empties += i == start or i == end
+            if lines:
+                _end_paragraph(paragraph, length, keys, stamps, stamp, mask, out)
+                paragraph, length, lines = SEED, 0, 0
+        else:
+            key = hash_bytes(data, begin, i)
+            _, there = add(keys, stamps, stamp, mask, key)
+            out[LINES] += 1
+            out[DUP_LINES] += there
+            out[DUP_LINE_CHARACTERS] += characters if there else 0
+            if behind > one:
+                last, _ = decode(data, _last(data, begin, i), i)
+                out[FILLED] += 1
+                out[TERMINAL_LINES] += np.int64(classes[last]) & TERMINAL != 0
+                out[SHORT] += characters <= short
+                out[REPEATED] += characters if there else 0
+            inside, outside = max(begin, first), min(i, stop)
+            if outside > inside:
+                if inside > begin or outside < i:
+                    key, characters = hash_bytes(data, inside, outside), _characters(data, inside, outside)
+                paragraph = absorb(paragraph, key)
+                length += characters + (lines > 0)
+                lines += 1
+        if i >= end:
+            break
+        i += 1
+    if lines or out[PARAGRAPHS] == 0:
+        _end_paragraph(paragraph, length, keys, stamps, stamp, mask, out)
+    edges = min(empties, 2)
+    out[LINES] += edges
+    out[DUP_LINES] += edges == 2
