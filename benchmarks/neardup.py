@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,15 +92,15 @@ def collisions(report: Report, documents: Documents, seeds: int) -> None:
 
 def removal(documents: Documents, seed: int) -> tuple[set[int], list[tuple[int, int, float]]]:
     """`(rows removed, proofs)` of one run."""
-    stage = MinhashDedup(seed=seed)
+    stage = MinhashDedup(seed=seed, audit=0)
 
-    def emissions() -> Iterator[pa.Table]:
-        for first in range(0, len(documents.texts), 1500):
-            batch = pa.record_batch({"text": documents.texts[first : first + 1500]})
-            yield pa.Table.from_batches([stage.emit(batch, first)])
+    def emission(first: int) -> pa.Table:
+        batch = pa.record_batch({"text": documents.texts[first : first + 1500]})
+        return pa.Table.from_batches([stage.emit(batch, first)])
 
+    parts = [partial(emission, first) for first in range(0, len(documents.texts), 1500)]
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
-        proofs = run_steps(Path(folder), stage, emissions()).proofs()
+        proofs = run_steps(Path(folder), stage, parts).proofs()
     return {row for row, _, _ in proofs}, proofs
 
 

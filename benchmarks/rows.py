@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +76,9 @@ def families(rng: np.random.Generator, documents: int) -> tuple[np.ndarray, np.n
     for low, high, sizes, least, most in ((0.0, 0.27, 1.6, 0.5, 1.0), (0.27, 0.29, 1.05, 0.6, 0.6)):
         members = np.flatnonzero((clustered >= low) & (clustered < high))
         drawn = np.minimum(rng.zipf(sizes, len(members) + 1) + 1, 100_000)
-        owner = np.repeat(np.arange(len(drawn)), drawn)[: len(members)] if len(members) else members
+        ends = np.cumsum(drawn)
+        used = int(np.searchsorted(ends, len(members))) + 1
+        owner = np.repeat(np.arange(used), drawn[:used])[: len(members)]
         owner = owner[rng.permutation(len(owner))]  # members of a family are spread over the corpus
         family[members] = number + owner
         likeness[members] = rng.uniform(least, most, len(drawn))[owner]
@@ -113,31 +117,29 @@ def emission(family: np.ndarray, likeness: np.ndarray, first: int, bands: int, r
 
 def exchange(folder: Path, documents: int, part_rows: int, stage: MinhashDedup | None = None) -> Ran:
     """Runs all supersteps over that many synthetic documents."""
-    stage = stage or MinhashDedup()
+    stage = stage or MinhashDedup(audit=0)  # there is no text to audit
     family, likeness = families(np.random.default_rng(1), documents)
 
-    def tables() -> Iterator[pa.Table]:
-        for first in range(0, documents, part_rows):
-            chosen = slice(first, first + part_rows)
-            yield emission(family[chosen], likeness[chosen], first, *stage.shape)
+    def table(first: int) -> pa.Table:
+        chosen = slice(first, first + part_rows)
+        return emission(family[chosen], likeness[chosen], first, *stage.shape)
 
-    return run_steps(folder, stage, tables())
+    return run_steps(folder, stage, [partial(table, first) for first in range(0, documents, part_rows)])
 
 
-def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) -> Ran:
+def run_steps(folder: Path, stage: MinhashDedup, emissions: Sequence[Callable[[], pa.Table]]) -> Ran:
     """Runs all supersteps over emissions, one a part, as a build does, each task in a child process of its own."""
     for name in ("data", "tmp"):
         (folder / name).mkdir()
     infos: list[PartInfo] = []
     files: dict[int, FileRef] = {}
     first = 0
-    for index, table in enumerate(emissions):
-        with ArrowFile(folder, "emit.arrow") as file:
-            for batch in table.to_batches():
-                file.write(batch)
-            files[index] = file.seal()
-        infos.append(PartInfo(index, "web", 0, first, table.num_rows))
-        first += table.num_rows
+    for index, make in enumerate(emissions):
+        text, _, _ = _in_child(partial(_seal, folder, make))
+        rows, _, reference = text.partition("\n")
+        files[index] = FileRef.model_validate_json(reference)
+        infos.append(PartInfo(index, "web", 0, first, int(rows)))
+        first += int(rows)
     empty = FileRef(name="", bytes=0, digest="")
     parts = {p.index: Part(source="web", base=empty, rows=p.rows, text_bytes=0) for p in infos}
     gathered = Gathered(tuple(infos), parts, files, {})
@@ -150,8 +152,8 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) 
         for index in [p.index for p in infos] if step.over is None else range(step.over):
             use = StageUse(stage.name, stage)
             task = StepTask("", step.name, str(folder), use, step, index, gathered, tuple(boxes), 0)
-            record, spent, memory = _in_child(task)
-            made.append(record.file)
+            text, spent, memory = _in_child(lambda task=task: next(iter(task.run())).model_dump_json())
+            made.append(StepRecord.model_validate_json(text).file)
             seconds, peak = seconds + spent, max(peak, memory)
             by_step[step.name] = by_step.get(step.name, 0.0) + spent
             by_memory[step.name] = max(by_memory.get(step.name, 0.0), memory)
@@ -161,8 +163,17 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Iterator[pa.Table]) 
     return Ran(seconds, peak, sum(box.bytes for box in boxes), tuple(infos), evidence, by_step, by_memory)
 
 
-def _in_child(task: StepTask) -> tuple[StepRecord, float, float]:
-    """`(record, CPU seconds, peak MB)` of a task that runs in a forked process.
+def _seal(folder: Path, make: Callable[[], pa.Table]) -> str:
+    """Rows and reference of an emission that is written."""
+    table = make()
+    with ArrowFile(folder, "emit.arrow") as file:
+        for batch in table.to_batches():
+            file.write(batch)
+        return f"{table.num_rows}\n{file.seal().model_dump_json()}"
+
+
+def _in_child(work: Callable[[], str]) -> tuple[str, float, float]:
+    """`(what it returns, CPU seconds, peak MB)` of work done in a forked process.
 
     Memory is what the process has of its own, looked at every 5 ms: pages of mapped files are not counted, since the
     system takes them back when it needs them.
@@ -172,18 +183,22 @@ def _in_child(task: StepTask) -> tuple[StepRecord, float, float]:
     if child == 0:
         peak = [0]
         threading.Thread(target=_watch, args=(peak,), daemon=True).start()
-        started = time.process_time()
-        record = next(iter(task.run()))
-        spent = time.process_time() - started
-        os.write(write, f"{spent}\n{max(peak[0], _own_memory())}\n{record.model_dump_json()}".encode())
+        try:
+            started = time.process_time()
+            text = work()
+            spent = time.process_time() - started
+            os.write(write, f"{spent}\n{max(peak[0], _own_memory())}\n{text}".encode())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         content = pipe.read().decode()
     if os.waitpid(child, 0)[1]:
-        raise RuntimeError(f"{task.name} {task.index} failed")
-    spent, memory, record_json = content.split("\n", 2)
-    return StepRecord.model_validate_json(record_json), float(spent), int(memory) / 1024
+        raise RuntimeError("a task failed; its traceback is above")
+    seconds, memory, text = content.split("\n", 2)
+    return text, float(seconds), int(memory) / 1024
 
 
 def _own_memory() -> int:

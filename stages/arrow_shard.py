@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from stages.contract.checksums import Checksums
 from stages.contract.files import atomic_file, sha256_file
 from stages.contract.shard import (
-    Checksums,
     Documents,
     FileFacts,
     ShardFacts,

@@ -29,6 +29,8 @@ from stages.text.kernels import mix
 
 #: Pairs that are measured per sampled document.
 _PAIRS_EACH = 16
+#: Removals that are measured per sampled document: they cost two texts, a sampled document a look at all sketches.
+_REMOVALS_EACH = 4
 #: Documents whose sketches are compared at a time.
 _BLOCK = 4096
 #: Clusters a part reports.
@@ -101,7 +103,7 @@ class Audit:
         verdicts = context.inbox["verdicts"]
         removed = column_values(verdicts, "row").astype(np.uint64) + np.uint64(context.part.base)
         draw = _drawn(removed, 2)
-        first = np.argsort(draw, kind="stable")[: self.audit]
+        first = np.argsort(draw, kind="stable")[: _REMOVALS_EACH * self.audit]
         survivors = column_values(verdicts, "survivor").astype(np.uint64)[first] & ROW_MASK
         proofs = {"draw": draw[first], "left": removed[first], "right": survivors}
         return {
@@ -139,7 +141,7 @@ class Audit:
         found = column_values(pairs, "found").astype(np.uint8)
         ends = np.unique(np.stack([np.minimum(left, right), np.maximum(left, right)], 1), axis=0, return_index=True)[1]
         draw = column_values(removed, "draw")
-        first = np.argsort(draw, kind="stable")[: self.audit]
+        first = np.argsort(draw, kind="stable")[: _REMOVALS_EACH * self.audit]
         chosen = pa.table(
             {
                 "left": np.concatenate([left[ends], column_values(removed, "left")[first]]),

@@ -3,7 +3,7 @@
     choose   one task      sizes of all documents -> per source the largest document hash that is still in the sample
     count    per part      the pieces of the chosen documents, counted
     merge    partitions    the counts of all parts added up; rare pieces thinned if there are too many
-    learn    one task      merges, files
+    learn    one task      merges, files, and a report on a part of the sample
 
 The sample of a source is its documents with the smallest keyed hashes of their ids, until its share of `train_on` is
 full; the document that fills it is in, however long it is, and no document is skipped for its length. So neither the
@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 
 from stages.contract.config import Count, Size
 from stages.document import text_buffers
+from stages.encode import Encoder
 from stages.exchange import column_values
 from stages.learn import learn_merges
 from stages.numbering import partition_bits, top_bits
@@ -37,6 +38,7 @@ from stages.pretokenize import Pattern, PatternName, cut_long, named_pattern, pi
 from stages.sampling import keys_of, limit_of, profile_of
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
 from stages.tokenizer_json import byte_alphabet, tokenizer_files
+from stages.tokenizer_report import MEASURED, SAMPLE, as_html, report
 
 #: A merge must be worth it twice.
 MIN_COUNT = 2
@@ -50,7 +52,7 @@ class TrainTokenizer(GlobalStage):
     """Learns the tokenizer; documents go through unchanged.
 
     Emission per document: `key` (uint64, start of its id) and `bytes` (int64, of its text).
-    Artifacts: tokenizer.json, tokenizer.tiktoken, tokenizer-card.json.
+    Artifacts: tokenizer.json, tokenizer.tiktoken, tokenizer-card.json, tokenizer-report.json, report.html.
     """
 
     name: ClassVar[str] = "train-tokenizer"
@@ -139,14 +141,17 @@ class TrainTokenizer(GlobalStage):
             Superstep("choose", over=1),
             Superstep("count", reads=("limits",)),
             Superstep("merge", over=1 << self._bits(parts), reads=("pieces",)),
-            Superstep("learn", over=1, reads=("counts", "budgets", "stats", "thinning")),
+            Superstep("learn", over=1, reads=("counts", "budgets", "stats", "thinning", "sample")),
         )
 
     def _bits(self, parts: tuple[PartInfo, ...]) -> int:
         return min(4, partition_bits(sum(part.rows for part in parts), self.rows_per_task))
 
     def choose(self, context: StepContext) -> dict[str, Outbox]:
-        """The largest key in the sample, to every part that gives any; budgets by source, to the learner."""
+        """The largest keys in the sample and in what the report reads of it, to every part that gives any.
+
+        Budgets by source go to the learner.
+        """
         by_source: dict[str, list[PartInfo]] = {}
         for part in context.parts:
             by_source.setdefault(part.source, []).append(part)
@@ -155,12 +160,16 @@ class TrainTokenizer(GlobalStage):
         budgets = self._budgets(available)
         address: list[int] = []
         limits: list[int] = []
+        measured: list[int] = []
         for source, parts in by_source.items():
             if budgets[source] == 0:
                 continue
             limit = limit_of(context, parts, profiles[source], budgets[source])
             address += [part.index for part in parts]
             limits += [limit] * len(parts)
+            measured += [limit_of(context, parts, profiles[source], min(budgets[source], MEASURED))] * len(
+                parts
+            )
             if budgets[source] > available[source]:
                 context.counters[f"{source}.bytes_missing"] = budgets[source] - available[source]
         rows = {
@@ -170,7 +179,10 @@ class TrainTokenizer(GlobalStage):
         }
         return {
             "limits": Outbox(
-                np.array(address, np.uint32), pa.table({"limit": pa.array(limits, pa.uint64())})
+                np.array(address, np.uint32),
+                pa.table(
+                    {"limit": pa.array(limits, pa.uint64()), "measured": pa.array(measured, pa.uint64())}
+                ),
             ),
             "budgets": Outbox(0, pa.table(rows, schema=_BUDGETS)),
         }
@@ -189,11 +201,17 @@ class TrainTokenizer(GlobalStage):
 
         A full table is sent and begun anew, so a piece may be sent more than once.
         """
-        limits = column_values(context.inbox["limits"], "limit")
+        inbox = context.inbox["limits"]
+        limit, measured = (
+            int(column_values(inbox, name)[0]) if len(inbox) else -1 for name in ("limit", "measured")
+        )
         table = PieceTable()
+        sample = [SAMPLE.empty_table()]
         sent: list[tuple[np.ndarray, pa.Table]] = []
         stats = dict.fromkeys(_STATS, 0)
-        for texts in self._chosen(context, int(limits[0])) if len(limits) else ():
+        for batch, keys in self._chosen(context, limit) if len(inbox) else ():
+            texts = batch.column("text")
+            sample.append(_sample(batch.filter(pa.array(keys <= np.uint64(measured)))))
             data, offsets = text_buffers(texts)
             stats["documents"] += len(texts)
             stats["bytes"] += int(offsets[-1] - offsets[0])
@@ -212,6 +230,7 @@ class TrainTokenizer(GlobalStage):
         addresses, tables = zip(*sent, strict=True)
         return {
             "pieces": Outbox(np.concatenate(addresses), pa.concat_tables(tables)),
+            "sample": Outbox(0, pa.concat_tables(sample)),
             "stats": Outbox(0, pa.table(row, schema=_STATS_SCHEMA)),
         }
 
@@ -219,20 +238,18 @@ class TrainTokenizer(GlobalStage):
         """`(partition of each piece, pieces with their counts)`; nothing of it is shared with the table."""
         return top_bits(table.hashes(), self._bits(parts)), _counted(table, table.tallied())
 
-    def _chosen(self, context: StepContext, limit: int) -> Iterator[pa.Array]:
-        """The texts of the documents of a part that are alive and whose key is at most `limit`, batch by batch."""
+    def _chosen(self, context: StepContext, limit: int) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+        """The documents of a part that are alive and whose key is at most `limit`, with their keys, batch by batch."""
         dead = context.dropped(context.index)
         row = 0
         for batch in context.documents(context.index):
-            mask = (keys_of(batch, self.seed) <= np.uint64(limit)) & pc.is_null(
-                batch.column("drop")
-            ).to_numpy(False)
+            keys = keys_of(batch, self.seed)
+            mask = (keys <= np.uint64(limit)) & pc.is_null(batch.column("drop")).to_numpy(False)
             first, last = np.searchsorted(dead, [row, row + batch.num_rows])
             mask[dead[first:last].astype(np.int64) - row] = False
             row += batch.num_rows
             if mask.any():
-                texts = batch.column("text")
-                yield texts if mask.all() else texts.filter(pa.array(mask))
+                yield batch if mask.all() else batch.filter(pa.array(mask)), keys[mask]
 
     def merge(self, context: StepContext) -> dict[str, Outbox]:
         """The counts of all parts added up and thinned to this partition's share of `max_counted`, to the learner."""
@@ -266,6 +283,14 @@ class TrainTokenizer(GlobalStage):
         real = 256 + len(merges) + len(self.special_tokens)
         context.counters["vocab_size"] = real
         context.counters["vocab_missing"] = self.vocab_size - real
+        sample = context.inbox["sample"]
+        measured = report(
+            "tokenizer",
+            Encoder.load(files["tokenizer.json"], self.special_tokens[0]),
+            sample.select(SAMPLE.names) if sample.num_columns else SAMPLE.empty_table(),
+        )
+        files["tokenizer-report.json"] = (json.dumps(measured, ensure_ascii=False, indent=1) + "\n").encode()
+        files["report.html"] = as_html(measured)
         card = self._card(context.inbox, real, files)
         files["tokenizer-card.json"] = (json.dumps(card, ensure_ascii=False, indent=1) + "\n").encode()
         names, contents = (
@@ -339,6 +364,15 @@ def thin(lengths: np.ndarray, counts: np.ndarray, hashes: np.ndarray, room: int)
         floor *= 2
         keep = draws.astype(np.float64) * (floor / 2.0**53) < counts
     return np.where(keep, np.maximum(counts, floor), 0), floor
+
+
+def _sample(batch: pa.RecordBatch) -> pa.Table:
+    """The columns of SAMPLE of some documents."""
+    known = "lang" in batch.schema.names
+    language = (
+        pc.fill_null(batch.column("lang").cast(pa.string()), "") if known else pa.array([""] * len(batch))
+    )
+    return pa.table([batch.column("source"), language, batch.column("text")], schema=SAMPLE)
 
 
 def _cannot_be_learned(token: str, pattern: Pattern) -> bool:

@@ -5,32 +5,33 @@ forgets on saving is set after every load). No post-processor runs, so a documen
 whoever writes shards appends `eos_id`, once. Nothing starts threads, so a fork before or after is harmless.
 
 Byte-level BPE with a known pattern takes the fast path: compiled splitting, a bounded table of pieces seen before,
-exact merging of new ones. Documents in which an added token stands go to the library, as does every other kind of
-tokenizer; where a tokenizer asks for NFC, texts that NFC might change are normalized by the library first.
+exact merging of new ones. Every other kind of tokenizer goes to the library, as do texts with an added token in them
+whose rules are not ours; where a tokenizer asks for NFC, texts that NFC might change are normalized by the library.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
 import threading
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import njit, types
 from tokenizers import Tokenizer
 
+from stages.added_tokens import AddedTokens, replace_ids
 from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
 from stages.merging import LARGEST_ID, Merges, compile_merges
 from stages.piece_cache import PieceCache
 from stages.pieces import PieceTable
 from stages.pretokenize import Pattern, nfc_unsafe, pieces, recognise
+from stages.text.memory import copy_bytes
 from stages.tokenizer_json import byte_alphabet, flat_tokens, token_bytes
 
 #: Names under which tokenizers keep the end of a document, the likeliest first.
@@ -39,6 +40,7 @@ EOS_NAMES = (
     "<end_of_text>", "<|eod|>", "<EOD>",
 )  # fmt: skip
 
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
@@ -67,11 +69,13 @@ class Encoder:
         self.why_slow = _why_slow(self._spec)
         self.fast = self.why_slow is None
         self._local = threading.local()
-        self._added = _added_pattern(self._spec)
         self._nfc = _normalizer(self._spec) == ["NFC"]
         if self.fast:
             self._pattern: Pattern = recognise(self._spec["pre_tokenizer"])  # type: ignore[assignment]
             self._merges, self._whole = _compile(self._spec["model"])
+            normalizer = self._library.normalizer
+            normalize = normalizer.normalize_str if normalizer else str
+            self._added = AddedTokens(self._spec.get("added_tokens") or [], vocabulary, normalize)
 
     @classmethod
     def load(cls, source: str | Path | bytes, eos: str | None = None) -> Encoder:
@@ -95,67 +99,97 @@ class Encoder:
             texts = pc.fill_null(texts, "")
         if not self.fast:
             return _joined([self._by_library(text) for text in texts.to_pylist()])
-        raw, texts = texts, self._normalized(texts)
-        doubtful = np.flatnonzero(
-            self._holds_added(raw) | (self._holds_added(texts) if texts is not raw else False)
-        )
-        data, offsets = text_buffers(texts)
-        if len(doubtful) == 0:
-            return self._encode(data, offsets)
+        changed = nfc_unsafe(*text_buffers(texts)) if self._nfc else np.zeros(len(texts), bool)
+        normal = self._normalized(texts, changed)
+        by_library = self._doubtful(texts, normal, changed)
+        if not by_library.any():
+            return self._encode(*text_buffers(normal))
+        rest = pc.if_else(pa.array(by_library), pa.scalar("", pa.large_string()), normal)
+        ids, bounds = self._encode(*text_buffers(rest))
         parts: list[np.ndarray] = []
-        lengths: list[int] = []
         first = 0
-        for text in [*doubtful.tolist(), len(texts)]:
-            ids, ends = self._encode(data, offsets[first : text + 1])
-            parts.append(ids)
-            lengths.extend(np.diff(ends).tolist())
-            if text < len(texts):
-                parts.append(self._by_library(raw[text].as_py()))
-                lengths.append(len(parts[-1]))
-            first = text + 1
-        return np.concatenate(parts), np.r_[0, np.cumsum(np.array(lengths, np.int64))]
+        lengths = np.diff(bounds)
+        for text in np.flatnonzero(by_library).tolist():
+            made = self._by_library(texts[text].as_py())
+            parts += [ids[bounds[first] : bounds[text]], made]
+            lengths[text] = len(made)
+            first = text
+        parts.append(ids[bounds[first] :])
+        return np.concatenate(parts), np.r_[0, np.cumsum(lengths)]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, special tokens included as they are written; broken UTF-8 becomes U+FFFD."""
-        numbers = [int(number) for number in ids]
-        if self.fast:
-            return b"".join(self._token_bytes[number] for number in numbers).decode("utf-8", "replace")
-        return self._library.decode(numbers, skip_special_tokens=False)
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids, special tokens included as they are written; broken UTF-8 becomes U+FFFD.
+
+        IndexError for an id outside of the vocabulary.
+        """
+        numbers = np.asarray(ids, np.int64)
+        if not self.fast:
+            return self._library.decode(numbers.tolist(), skip_special_tokens=False)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
+            raise IndexError(f"an id outside of 0 ... {self.vocab_size - 1}")
+        return _gather(numbers, *self._spelling).tobytes().decode("utf-8", "replace")
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that text never becomes."""
+        added = self._spec.get("added_tokens") or []
+        return frozenset(self._ids[token["content"]] for token in added if token.get("special"))
+
+    def tokens_with(self, texts: pa.Array, vocab_size: int) -> int:
+        """How many tokens the texts would have if the merge list ended where the vocabulary has that many ids.
+
+        For the fast path only; added tokens are left out of account.
+        """
+        model = self._spec["model"]
+        merges = model["merges"][: max(0, vocab_size - (self.vocab_size - len(model["merges"])))]
+        cache = PieceCache(*_compile({**model, "merges": merges, "ignore_merges": False}))
+        data, offsets = text_buffers(texts)
+        return len(cache.encode(pieces(self._pattern, data, offsets), data, offsets)[0])
+
+    def token_bytes(self, number: int) -> bytes:
+        """The bytes that an id stands for, empty for an id without a token."""
+        flat, offsets = self._spelling
+        return flat[offsets[number] : offsets[number + 1]].tobytes()
 
     @functools.cached_property
-    def _token_bytes(self) -> list[bytes]:
-        """The bytes of each id, empty for ids without a token."""
-        table = [b""] * self.vocab_size
-        for token, number in self._spec["model"]["vocab"].items():
-            table[number] = token_bytes(token)
-        for added in self._spec.get("added_tokens") or []:
-            table[self._ids[added["content"]]] = added["content"].encode()
-        return table
+    def _spelling(self) -> tuple[np.ndarray, np.ndarray]:
+        """`(flat, offsets)`, uint8 and int64: the bytes of all ids back to back."""
+        spelled = [b""] * self.vocab_size
+        added = {token["content"] for token in self._spec.get("added_tokens") or []}
+        for token, number in self._ids.items():
+            spelled[number] = token_bytes(token) if self.fast and token not in added else token.encode()
+        offsets = np.zeros(len(spelled) + 1, np.int64)
+        np.cumsum([len(token) for token in spelled], out=offsets[1:])
+        return np.frombuffer(b"".join(spelled), np.uint8), offsets
 
     def _by_library(self, text: str) -> np.ndarray:
         """uint32 ids from the library; single calls, because its batches start threads."""
         return np.array(self._library.encode(text, add_special_tokens=False).ids, np.uint32)
 
-    def _normalized(self, texts: pa.Array) -> pa.Array:
-        """The texts in NFC where the tokenizer wants that, by the library's tables; the same object if none changes."""
-        if not self._nfc:
+    def _normalized(self, texts: pa.Array, changed: np.ndarray) -> pa.Array:
+        """The texts with those of the mask in NFC, by the library's tables."""
+        if not changed.any():
             return texts
-        unsafe = nfc_unsafe(*text_buffers(texts))
-        if not unsafe.any():
-            return texts
-        mask = pa.array(unsafe)
-        changed = [self._library.normalizer.normalize_str(text) for text in texts.filter(mask).to_pylist()]
-        return pc.replace_with_mask(texts, mask, pa.array(changed, pa.large_string()))
+        mask = pa.array(changed)
+        normal = [self._library.normalizer.normalize_str(text) for text in texts.filter(mask).to_pylist()]
+        return pc.replace_with_mask(texts, mask, pa.array(normal, pa.large_string()))
 
-    def _holds_added(self, texts: pa.Array) -> np.ndarray:
-        """bool per text: whether an added token stands in it that the library would find."""
-        if not self._added:
+    def _doubtful(self, texts: pa.Array, normal: pa.Array, changed: np.ndarray) -> np.ndarray:
+        """bool per text: whether an added token stands in it that only the library finds rightly.
+
+        That is so where NFC changes a text, for some tokens are searched before it and some behind it, and for
+        tokens with wishes about their surroundings.
+        """
+        if not self._added.some or (self._added.plain and not changed.any()):
             return np.zeros(len(texts), bool)
-        return pc.match_substring_regex(texts, self._added).to_numpy(zero_copy_only=False)
+        found = self._added.stands_in(*text_buffers(texts)) | self._added.stands_in(*text_buffers(normal))
+        return found & changed if self._added.plain else found
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The fast path over Arrow buffers."""
-        return self._cache().encode(pieces(self._pattern, data, offsets), data, offsets)
+        cuts, tokens = self._added.find(data, offsets)
+        ids, bounds = self._cache().encode(pieces(self._pattern, data, cuts), data, cuts)
+        return replace_ids(ids, bounds, cuts, tokens, offsets) if len(cuts) > len(offsets) else (ids, bounds)
 
     def _cache(self) -> PieceCache:
         """The table of pieces of this thread."""
@@ -211,15 +245,6 @@ def _why_slow(spec: dict[str, Any]) -> str | None:
     return None
 
 
-def _added_pattern(spec: dict[str, Any]) -> str:
-    """RE2 pattern of the added tokens that the library finds inside text (those not special), "" if none."""
-    contents = set()
-    for added in spec.get("added_tokens") or []:
-        if not added.get("special") and added["content"]:
-            contents |= {added["content"], unicodedata.normalize("NFC", added["content"])}
-    return "|".join(map(re.escape, sorted(contents)))
-
-
 def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarray] | None]:
     """The merges as arrays and, for `ignore_merges`, the table of whole tokens with their ids.
 
@@ -251,3 +276,22 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
+
+
+@njit(
+    types.uint8[::1](types.Array(types.int64, 1, "A", readonly=True), _BYTES, types.int64[::1]),
+    cache=True,
+    nogil=True,
+)
+def _gather(ids, flat, offsets):  # type: ignore[no-untyped-def]
+    """The bytes of the ids back to back."""
+    size = np.int64(0)
+    for number in ids:
+        size += offsets[number + 1] - offsets[number]
+    made = np.empty(size, np.uint8)
+    at = np.int64(0)
+    for number in ids:
+        length = offsets[number + 1] - offsets[number]
+        copy_bytes(made, at, flat, offsets[number], length)
+        at += length
+    return made

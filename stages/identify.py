@@ -25,11 +25,16 @@ UNKNOWN = "und"
 
 
 class Identifier(Protocol):
-    """`identify(data_U8, offsets_N1)` -> (short codes, scores float64 [N] from 0 to 1); `labels` are the codes it knows."""
+    """`identify` gives `(short codes, scores float64 [N] from 0 to 1)`; `labels` are the codes it knows.
+
+    letters_NS  what `scripts.letter_bytes` says of these texts
+    """
 
     labels: frozenset[str]
 
-    def identify(self, data_U8: np.ndarray, offsets_N1: np.ndarray) -> tuple[list[str], np.ndarray]: ...
+    def identify(
+        self, data_U8: np.ndarray, offsets_N1: np.ndarray, letters_NS: np.ndarray
+    ) -> tuple[list[str], np.ndarray]: ...
 
 
 # --- built in ------------------------------------------------------------------------------------------------------
@@ -121,11 +126,13 @@ class BuiltIn:
         }
         self.labels = frozenset({"zh", "ja", *_ONE_LANGUAGE.values()}.union(*self._allowed.values()))
 
-    def identify(self, data_U8: np.ndarray, offsets_N1: np.ndarray) -> tuple[list[str], np.ndarray]:
+    def identify(
+        self, data_U8: np.ndarray, offsets_N1: np.ndarray, letters_NS: np.ndarray
+    ) -> tuple[list[str], np.ndarray]:
         """The prevailing language of each text and its score; `und` and 0 where there are no letters of a known script."""
         names = scripts.SCRIPTS
         han, kana, latin = names.index("Han"), names.index("Kana"), names.index("Latin")
-        weight_NS = scripts.letter_bytes(data_U8, offsets_N1).astype(np.float64)
+        weight_NS = letters_NS.astype(np.float64)
         weight_NS[:, latin] *= _LATIN_WEIGHT
         total_N = weight_NS.sum(axis=1)
         japanese_N = weight_NS[:, kana] >= JAPANESE_KANA * (weight_NS[:, han] + weight_NS[:, kana])
@@ -184,7 +191,12 @@ class FastText:
     model: Any
     labels: frozenset[str]
 
-    def identify(self, data_U8: np.ndarray, offsets_N1: np.ndarray) -> tuple[list[str], np.ndarray]:
+    def identify(
+        self,
+        data_U8: np.ndarray,
+        offsets_N1: np.ndarray,
+        letters_NS: np.ndarray,  # noqa: ARG002
+    ) -> tuple[list[str], np.ndarray]:
         """The first label of each text as a short code (the label itself if it is no known language) and its score."""
         if len(offsets_N1) < 2:
             return [], np.zeros(0)

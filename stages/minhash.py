@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from stages import signature
-from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve, collision_probability
+from stages.bands import DATASKETCH, choose_bands, collision_curve, collision_probability, selective_bands
 from stages.contract.config import Count, Share
 from stages.document import drop_rows, text_buffers
 from stages.exact import Manifests
@@ -76,8 +76,13 @@ class MinhashDedup(Neighbours):
 
     audit: Annotated[
         int,
-        Field(ge=0, le=10_000, description="Documents and removals whose exact similarities are computed; 0: no audit."),
-    ] = 200
+        Field(
+            ge=0,
+            le=10_000,
+            description="Documents that are compared with all others, and a quarter of the removals whose exact "
+            "similarity is computed, to measure what was found and what was wrong; 0: no audit.",
+        ),
+    ] = 100
     against: Annotated[
         Manifests,
         Field(description="Manifests of earlier corpora: documents like one of theirs are dropped; they stay as they are."),
@@ -114,21 +119,39 @@ class MinhashDedup(Neighbours):
     @property
     def shape(self) -> tuple[int, int]:
         """`(bands, rows)`, as given or chosen for the threshold."""
-        weights = DATASKETCH if self.bands == "datasketch" else VERIFIED
-        bands = self.bands if isinstance(self.bands, int) else None
-        return choose_bands(self.threshold, self.permutations, weights, bands, self.rows)
+        if self.bands == "datasketch":
+            return choose_bands(self.threshold, self.permutations, DATASKETCH, None, self.rows)
+        return selective_bands(self.threshold, self.permutations, self.bands, self.rows)
 
     def notes(self) -> list[str]:
-        """What a plan should say: the shape, its collision curve, and a warning when the shape is a poor one."""
+        """What a plan should say: the shape, its collision curve, what N documents cost, and what looks wrong."""
         bands, rows = self.shape
         curve = ", ".join(f"{j:.1f}: {p:.1%}" for j, p in collision_curve(bands, rows).items())
-        notes = [f"{bands} bands x {rows} rows propose two documents of similarity J with chance {curve}"]
+        notes = [f"{bands} bands x {rows} rows propose two documents of similarity J with chance {curve}", *self._costs()]
         chance = collision_probability(self.threshold, bands, rows)
         if chance < 0.5:
-            best = choose_bands(self.threshold, self.permutations, VERIFIED)
+            best = selective_bands(self.threshold, self.permutations)
             notes.append(
                 f"warning: only {chance:.1%} of the duplicates at the threshold {self.threshold:g} would be "
                 f"found; {best[0]} bands x {best[1]} rows find {collision_probability(self.threshold, *best):.1%}"
+            )
+        return notes
+
+    def _costs(self) -> list[str]:
+        """Scratch and memory for N documents, as ARCHITECTURE.md derives and benchmarks/dedup.py measures them."""
+        bands = self.shape[0]
+        stored, sent = 8 * bands + signature.BINS + 16 + 4, 12 * bands + 200
+        each = stored + sent
+        notes = [
+            f"N documents take N x {each} bytes of scratch ({stored} for signatures, which stay, and about {sent} "
+            f"exchanged): {each / 1e3:.1f} GB for 1 M, {each / 1e3:.1f} TB for 1 G",
+            f"memory of a task: 110 MB + the larger of 40 bytes x {bands} x documents of its part and 40 bytes x "
+            f"{self.rows_per_task:,} rows of a bucket task, whatever N is; one task of the pass holds N / 4 bytes",
+        ]
+        if self.verify == "exact":
+            notes.append(
+                "verify: exact reads the text of candidates, about half of all documents, once more, and sends "
+                "8 bytes a shingle of each"
             )
         return notes
 

@@ -64,6 +64,11 @@ def _letter_bytes(data, offsets, classes, script_of, out):
     for row in range(len(offsets) - 1):
         i, end = offsets[row], offsets[row + 1]
         while i < end:
+            if data[i] < 0x80:
+                letter = data[i] | 0x20
+                out[row, 1] += 0x61 <= letter <= 0x7A  # Latin
+                i += 1
+                continue
             code, after = decode(data, i, end)
             if classes[code] & ALPHA:
                 script = np.int64(script_of[code]) if code < len(script_of) else 0

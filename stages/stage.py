@@ -193,11 +193,12 @@ REGISTRY: dict[str, str] = {
     "pii": "stages.pii:Pii",
     "extract": "stages.extract:Extract",
     "urls": "stages.urls:Urls",
+    "repeated-lines": "stages.repeated:RepeatedLines",
 }
 
 #: Names of the design that are not built yet: refused by name, never ignored.
 PLANNED: tuple[str, ...] = (
-    "repeated-lines", "quality", "decontaminate", "datatrove",
+    "quality", "decontaminate", "datatrove",
 )  # fmt: skip
 
 

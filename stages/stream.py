@@ -17,10 +17,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from stages.assemble import STRIDE, walk
+from stages.contract.checksums import Guard
 from stages.contract.manifest import ShardEntry
 from stages.contract.problem import Problem, RunError
 from stages.contract.rows import PackedRows, read_rows, rows_kind
-from stages.contract.shard import INDEX, Guard, TokenFile, read_index
+from stages.contract.shard import INDEX, TokenFile, read_index
 
 #: Files held open, of each kind.
 OPEN_FILES = 256

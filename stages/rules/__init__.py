@@ -23,9 +23,9 @@ from pydantic import Field, field_validator
 
 from stages.contract.config import Count, Share
 from stages.document import text_buffers, with_column
+from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
 from stages.rules.lines import clean_lines
 from stages.rules.presets import PRESETS, Preset
-from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
 from stages.rules.statistics import measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.stage import RowStage

@@ -48,7 +48,10 @@ def hash_text(text: str) -> int:
     """The same of the UTF-8 of a text."""
     content, mask = text.encode(), 2**64 - 1
     state = int(SEED)
-    for block in (len(content), *(int.from_bytes(content[i : i + 8], "little") for i in range(0, len(content), 8))):
+    for block in (
+        len(content),
+        *(int.from_bytes(content[i : i + 8], "little") for i in range(0, len(content), 8)),
+    ):
         state = (state ^ block) * int(_STEP) & mask
         state ^= state >> 29
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):

@@ -193,7 +193,12 @@ def _end_of_line(data, i, end):
             return i, after
         if byte == 0xC2 and i + 1 < end and data[i + 1] == 0x85:
             return i, i + 2
-        if byte == 0xE2 and i + 2 < end and data[i + 1] == 0x80 and (data[i + 2] == 0xA8 or data[i + 2] == 0xA9):
+        if (
+            byte == 0xE2
+            and i + 2 < end
+            and data[i + 1] == 0x80
+            and (data[i + 2] == 0xA8 or data[i + 2] == 0xA9)
+        ):
             return i, i + 3
         i += 1
     return end, end

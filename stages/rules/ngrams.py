@@ -138,7 +138,9 @@ def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, ou
             while starts:
                 first = lowest(starts)
                 stop = first + lowest(~(word >> np.uint64(first)))
-                if not is_last and (stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE)):
+                if not is_last and (
+                    stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE)
+                ):
                     length = first  # it goes on, or may: it begins the next block, or is read alone
                     break
                 size = stop - first
@@ -251,7 +253,16 @@ def measure_ngrams(scratch, count, unspaced, repeats, table, stamp, mask, out):
     for k in range(_TOP_COUNT):
         stamp += np.uint32(1)
         out[TOP + k] = _top_ngram(
-            words, ends, count, factor * (_TOP_FIRST + k), factor if k else 0, not unspaced, repeats, table, stamp, mask
+            words,
+            ends,
+            count,
+            factor * (_TOP_FIRST + k),
+            factor if k else 0,
+            not unspaced,
+            repeats,
+            table,
+            stamp,
+            mask,
         )
     stamp += np.uint32(1)
     _find_repeats(letters, places, count, repeats, table, stamp, mask)

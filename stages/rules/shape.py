@@ -23,7 +23,6 @@ from stages.rules.columns import (
     HASHES,
     LINES,
     LONGEST,
-    NEWLINES,
     PARAGRAPHS,
     REPEATED,
     SHORT,
@@ -143,13 +142,20 @@ def _broken_line(data, start, end, classes, out):
         while at < end:
             stop = at
             code, at = decode(data, at, end)
-            if 0x0A <= code <= 0x0D or 0x1C <= code <= 0x1E or code == 0x85 or code == 0x2028 or code == 0x2029:
+            if (
+                0x0A <= code <= 0x0D
+                or 0x1C <= code <= 0x1E
+                or code == 0x85
+                or code == 0x2028
+                or code == 0x2029
+            ):
                 if code == 0x0D and at < end and data[at] == 0x0A:
                     at += 1
                 break
             stop = end
         out[BROKEN] += 1
-        _ends(data, *stripped(data, start, stop, classes), out)
+        first, last = stripped(data, start, stop, classes)
+        _ends(data, first, last, out)
         start = at
 
 
@@ -191,7 +197,7 @@ def measure_shape(data, start, end, classes, short, keys, stamps, stamp, mask, o
             _ends(data, one, behind, out)
         if characters == 0:
             # re.split("\n+") has an empty piece at each end of the text, none inside
-            empties += i == start or i == end
+            empties += i in (start, end)
             if lines:
                 _end_paragraph(paragraph, length, keys, stamps, stamp, mask, out)
                 paragraph, length, lines = SEED, 0, 0

@@ -26,11 +26,18 @@ _STOP_WORDS = types.Tuple((HASHES, _NUMBERS, _NUMBERS))
 @njit(cache=True, nogil=True)
 def _new_table(size):
     """A set of `size` places (a power of two) with two numbers for each: keys, stamps, numbers, more numbers."""
-    return np.empty(size, np.uint64), np.zeros(size, np.uint32), np.empty(size, np.int64), np.empty(size, np.int64)
+    return (
+        np.empty(size, np.uint64),
+        np.zeros(size, np.uint32),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+    )
 
 
 @njit(
-    types.void(BYTES, OFFSETS, TABLE, types.boolean, types.int64, _STOP_WORDS, _OUT, _MASKS), cache=True, nogil=True
+    types.void(BYTES, OFFSETS, TABLE, types.boolean, types.int64, _STOP_WORDS, _OUT, _MASKS),
+    cache=True,
+    nogil=True,
 )
 def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_masks):
     scratch = new_scratch()
@@ -42,7 +49,9 @@ def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_mas
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
         numbers = out[row]
-        scratch = read_words(data, start, end, classes, scratch, stop_hashes, seen, np.int32(row + 1), numbers)
+        scratch = read_words(
+            data, start, end, classes, scratch, stop_hashes, seen, np.int32(row + 1), numbers
+        )
         collect_stop_words(stop_words, seen, np.int32(row + 1), stop_masks[row])
         count = numbers[WORDS]
         unspaced = numbers[UNITS] * UNSPACED_FROM > count
@@ -100,7 +109,14 @@ def measure(
     out_NS = np.zeros((len(offsets_N1) - 1, len(NAMES)), np.int64)
     masks_NL = np.zeros((len(out_NS), max(1, len(stop_words))), np.uint64)
     _statistics(
-        data_U8, offsets_N1, CLASSES, ngrams, short_line, _stop_table(tuple(stop_words.values())), out_NS, masks_NL
+        data_U8,
+        offsets_N1,
+        CLASSES,
+        ngrams,
+        short_line,
+        _stop_table(tuple(stop_words.values())),
+        out_NS,
+        masks_NL,
     )
     found_NL = np.bitwise_count(masks_NL).astype(np.int64)
     return {name: out_NS[:, number] for name, number in COLUMN.items()}, found_NL

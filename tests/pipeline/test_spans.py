@@ -35,7 +35,7 @@ def test_a_notice_stays_in_one_document(tmp_path: Path) -> None:
         assert [cut["from"] for cut in json.loads(row["spans.from"])] == [keeper["id"].hex()]
     _, text, lines = call("inspect", out, "--kept", "--source", "web", "-n", 6)
     assert document(3, 40)[:40] not in text
-    assert document(3, 40)[:40] in call("why", out, "b-1")[1]
+    assert document(3, 40) in call("why", out, "b-1")[2][-1]["result"]["documents"][0]["text"]
     assert "spans.from=" in call("why", out, "w-0")[1]
     assert load_manifest(out).sources["web"].funnel[3].dropped == {"span-dedup.nothing-left": 1}
     assert lines

@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -225,6 +226,52 @@ def test_a_million_characters_without_a_space() -> None:
     assert encoder.decode(ids) == text
 
 
+MANY = "".join(chr(0x5920 + i) for i in range(40)) + "неэтояćąęłńóのですまた "
+
+
+def learned_across_characters(seed: int, shuffled: bool = False) -> bytes:
+    """A tokenizer.json whose merges come from windows of bytes: many reach into a character and out of it."""
+    rng = random.Random(seed)
+    # one character between many: what is common is its end with the first byte of any other, and its other side
+    text = "".join(c + rng.choice("的是не") for c in rng.choices(MANY, k=3000)).encode()
+    counted = Counter(text[at : at + rng.randint(2, 9)] for at in range(len(text) - 9))
+    offsets = np.r_[0, np.cumsum([len(window) for window in counted])].astype(np.int64)
+    counts = np.array(list(counted.values()), np.int64)
+    merges = learn_merges(np.frombuffer(b"".join(counted), np.uint8), offsets, counts, 700)
+    content = json.loads(tokenizer_files(merges, ("<|endoftext|>",), LLAMA3)["tokenizer.json"])
+    if shuffled:
+        rng.shuffle(content["model"]["merges"])
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_merges_that_reach_into_characters(seed: int, shuffled: bool) -> None:
+    """Characters that begin as one token must never hide such a merge, nor merges in an order no training gives."""
+    content = learned_across_characters(seed, shuffled)
+    rng = random.Random(-seed)
+    texts = ["".join(rng.choices(MANY + "的是не" * 20, k=rng.randint(1, 60))) for _ in range(400)]
+    assert encoded(Encoder.load(content), texts) == by_library(content, texts)
+
+
+def test_runs_of_spaces_that_are_added_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest at the leftmost place, again behind it, and around special tokens, which stay text."""
+    own = [{**added(" " * n, 7000 + n), "normalized": True} for n in range(2, 25)]
+    tokens = [
+        *json.loads(spec())["added_tokens"],
+        *own,
+        added("| ", 7100),
+        added("<|x|>  y", 7101, special=True),
+    ]
+    content = changed(added_tokens=tokens, normalizer={"type": "NFC"})
+    rng = random.Random(5)
+    units = [" ", "  ", " " * 30, "x", "\n", "<|endoftext|>", "<|x|>  y", "| ", "|", "中", ""]
+    texts = ["".join(rng.choices(units, k=rng.randint(0, 12))) for _ in range(400)]
+    encoder = Encoder.load(content)
+    monkeypatch.setattr(encoder, "_by_library", None)  # the fast path takes them all
+    assert encoded(encoder, texts) == by_library(content, texts)
+
+
 def test_threads_share_an_encoder() -> None:
     rng = random.Random(2)
     texts = [["".join(rng.choices(SAMPLE, k=300)) for _ in range(100)] for _ in range(8)]
@@ -238,6 +285,14 @@ def test_bytes_of_the_alphabet_round_trip() -> None:
     assert len(set(byte_alphabet())) == 256
     assert token_bytes("".join(byte_alphabet())) == bytes(range(256))
     assert token_bytes("｜") == "｜".encode()
+
+
+def test_an_id_outside_of_the_vocabulary_is_refused() -> None:
+    encoder = Encoder.load(spec())
+    assert encoder.decode([]) == ""
+    for number in (-1, EOS + 2):
+        with pytest.raises(IndexError):
+            encoder.decode([0, number])
 
 
 def test_end_token_is_named_found_or_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 from datasketch import MinHash
 from datasketch.lsh import _optimal_param
 
-from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve
+from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve, collision_probability, selective_bands
 from stages.clusters import compare_pairs, compare_runs
 from stages.signature import Permutations, needed, sign, similarity
 
@@ -163,6 +163,24 @@ def test_choice_of_bands_is_datasketchs_with_its_weights():
     for threshold in (0.5, 0.7, 0.8, 0.9):
         for weights in (DATASKETCH, VERIFIED):
             assert choose_bands(threshold, 112, weights) == _optimal_param(threshold, 112, *weights)
+
+
+def test_the_default_choice_keeps_its_promise_with_the_fewest_proposals():
+    for threshold in (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95):
+        chosen = selective_bands(threshold, 112)
+        assert collision_probability(threshold, *chosen) >= 0.9
+        assert collision_probability(min(threshold + 0.1, 1), *chosen) >= 0.99
+        below = np.arange(0.0005, threshold, 0.001)
+        for rows in range(1, 113):
+            for bands in range(1, 112 // rows + 1):
+                if collision_probability(threshold, bands, rows) >= 0.9 and (
+                    collision_probability(min(threshold + 0.1, 1), bands, rows) >= 0.99
+                ):
+                    proposed = [(1 - (1 - below**r) ** b).sum() for b, r in (chosen, (bands, rows))]
+                    assert proposed[0] <= proposed[1] + 1e-9
+    assert selective_bands(0.8, 112, bands=2, rows=40) == (2, 40)  # a promise that nothing can keep
+    with pytest.raises(ValueError, match="need more than"):
+        selective_bands(0.8, 10, bands=11)
 
 
 def test_collision_curve():

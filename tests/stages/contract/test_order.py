@@ -149,6 +149,20 @@ def test_most_batches_are_within_two_also_with_many_sources():
     assert worst <= 2
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    weights=st.lists(st.floats(0.001, 1), min_size=2, max_size=24), batch=st.sampled_from([16, 128, 1000]), at=st.floats(0, 1)
+)
+def test_any_thousand_steps_hold_each_source_to_a_tenth_of_a_percent_of_its_share(weights, batch, at):
+    steps = 3_000
+    counts = [int(weight / sum(weights) * steps * batch) for weight in weights]
+    counts[0] += steps * batch - sum(counts)
+    tree = Tree(counts, range(len(counts)))
+    first = int(at * 2_000) * batch
+    found = tree.counts(first + 1_000 * batch) - tree.counts(first)
+    assert np.all(np.abs(found / (1_000 * batch) - np.array(counts) / (steps * batch)) < 0.001)
+
+
 # ---- the whole order -------------------------------------------------------------------------------------------
 
 
