@@ -1,91 +1,112 @@
-"""Tokenizer training against `tokenizers`: the same text, pattern and vocabulary size.
+"""Training byte-level BPE on one core: the same text, pattern and vocabulary size as tokenizers and rustbpe.
 
-    GRISTMILL_DATA=… python -m benchmarks.bpe [MB] [VOCAB]
+    GRISTMILL_DATA=… python -m benchmarks.bpe [--quick] [--json] [--megabytes N]
 
-Prints MB/s of counting and of learning, and bytes per token of both vocabularies on text held back.
+bpe.train32k …              MB/s from raw text to merges against tokenizers; bpe.train100k with 100,000 tokens
+bpe.train32k.rustbpe …      against rustbpe
+bpe.count                   MB/s of cutting and counting alone
+bpe.compression.english …   bytes per token on text that was not trained on, against the vocabulary of tokenizers
 """
 
 from __future__ import annotations
 
-import sys
-import time
+from benchmarks.measure import Report, cpu_seconds, one_core, parser
 
-import numpy as np
-import pyarrow as pa
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+one_core()
 
-from benchmarks.texts import mixture
-from stages.bpe import MIN_COUNT
-from stages.document import text_buffers
-from stages.encode import Encoder
-from stages.learn import learn_merges
-from stages.pieces import PieceTable
-from stages.pretokenize import named_pattern, pieces
-from stages.tokenizer_json import tokenizer_files
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.compute as pc  # noqa: E402
+import rustbpe  # noqa: E402
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+
+from benchmarks.texts import KINDS, mixture, of_kind  # noqa: E402
+from stages.bpe import MIN_COUNT  # noqa: E402
+from stages.document import text_buffers  # noqa: E402
+from stages.encode import Encoder  # noqa: E402
+from stages.learn import learn_merges  # noqa: E402
+from stages.pieces import PieceTable  # noqa: E402
+from stages.pretokenize import cut_long, named_pattern, pieces  # noqa: E402
+from stages.tokenizer_json import tokenizer_files  # noqa: E402
 
 PATTERN = named_pattern("llama3")
+END = "<|endoftext|>"
 
 
-def ours(texts: pa.Array, vocab_size: int) -> bytes:
-    """The tokenizer.json of our own training, times printed."""
+def count(texts: pa.Array) -> PieceTable:
+    """The pieces of the texts, counted as the training stage does it."""
     data, offsets = text_buffers(texts)
-    megabytes = (offsets[-1] - offsets[0]) / 1e6
-    start = time.perf_counter()
-    table, counts = PieceTable(), np.zeros(len(data), np.int64)
-    for first, ends in pieces(PATTERN, data, offsets):
-        np.add.at(counts, table.intern(data, first, ends), 1)
-    counted = time.perf_counter()
-    merges = learn_merges(
-        table.pool[: table.used],
-        table.offsets[: table.count + 1],
-        counts[: table.count],
-        vocab_size - 1,
-        MIN_COUNT,
-    )
-    done = time.perf_counter()
-    print(f"gristmill   count {counted - start:6.2f} s ({megabytes / (counted - start):.0f} MB/s), {table.count:,} pieces; "
-          f"learn {len(merges):,} merges {done - counted:6.2f} s; in all {megabytes / (done - start):.1f} MB/s")  # fmt: skip
-    return tokenizer_files(merges, ("<|endoftext|>",), PATTERN)["tokenizer.json"]
+    table = PieceTable()
+    for start, ends in pieces(PATTERN, data, offsets):
+        table.tally(data, start, cut_long(data, start, ends, 32)[0])
+    return table
 
 
-def theirs(texts: pa.Array, vocab_size: int) -> bytes:
-    """The same by the library."""
+def ours(texts: pa.Array, vocab_size: int) -> np.ndarray:
+    """The merges."""
+    table = count(texts)
+    flat, offsets = table.pool[: table.used], table.offsets[: table.count + 1]
+    return learn_merges(flat, offsets, table.tallied(), vocab_size - 1, MIN_COUNT)
+
+
+def by_library(texts: list[str], vocab_size: int) -> Tokenizer:
+    """The same by tokenizers."""
     library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PATTERN.regex), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(PATTERN.regex), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=MIN_COUNT,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    start = time.perf_counter()
-    library.train_from_iterator(texts.to_pylist(), trainer)
-    seconds = time.perf_counter() - start
-    print(f"tokenizers  in all {seconds:6.2f} s, {texts.nbytes / 1e6 / seconds:.1f} MB/s")
-    return library.to_str().encode()
+    library.train_from_iterator(texts, trainer)
+    return library
+
+
+def by_rustbpe(texts: list[str], vocab_size: int) -> rustbpe.Tokenizer:
+    """The same by rustbpe."""
+    made = rustbpe.Tokenizer()
+    made.train_from_iterator(iter(texts), vocab_size - 1, pattern=PATTERN.regex)
+    return made
 
 
 def main() -> None:
-    """Train both, then count tokens of the last tenth of the text, which neither saw."""
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    vocab_size = int(sys.argv[2]) if len(sys.argv) > 2 else 32_768
-    texts = mixture(megabytes)
-    cut = len(texts) * 9 // 10
-    trained, held = texts[:cut], texts[cut:]
-    size = int(np.diff(text_buffers(held)[1]).sum())
-    for make in (ours, theirs):
-        encoder = Encoder.load(make(trained, vocab_size))
-        ids, _ = encoder.encode_batch(held)
-        print(
-            f"            {encoder.vocab_size:,} tokens, {size / len(ids):.4f} bytes per token on text held back"
-        )
+    """Train three times at each size, then count tokens of text held back."""
+    options = parser(__doc__)
+    options.add_argument("--megabytes", type=float, help="how much text to train on")
+    options = options.parse_args()
+    report = Report("bpe", options)
+    texts = mixture(options.megabytes or (6 if options.quick else 60))
+    size = int(pc.sum(pc.binary_length(texts)).as_py()) / 1e6
+    plain: list[str] = texts.to_pylist()
+    ours(texts[:10], 300)  # code is loaded
+    repeat = 1 if options.quick else 2
+    seconds, _ = cpu_seconds(lambda: count(texts), repeat)
+    report.rate("bpe.count", size / seconds, "MB/s")
+    encoders = {}
+    for name, vocab_size in {"32k": 1 << 15, "100k": 100_000}.items():
+        seconds, merges = cpu_seconds(lambda n=vocab_size: ours(texts, n), repeat)
+        theirs, library = cpu_seconds(lambda n=vocab_size: by_library(plain, n))
+        report.rate(f"bpe.train{name}", size / seconds, "MB/s", size / theirs, "tokenizers")
+        theirs, _ = cpu_seconds(lambda n=vocab_size: by_rustbpe(plain, n))
+        report.rate(f"bpe.train{name}.rustbpe", size / seconds, "MB/s", size / theirs, "rustbpe")
+        files = tokenizer_files(merges, (END,), PATTERN)
+        encoders[name] = Encoder.load(files["tokenizer.json"]), Encoder.load(library.to_str().encode())
+    trained = pa.array(sorted(set(plain)), pa.large_string())
+    for kind in KINDS:
+        held = of_kind(kind, 100)
+        held = held.filter(pc.invert(pc.is_in(held, trained)))
+        size = int(pc.sum(pc.binary_length(held)).as_py() or 0)
+        if size < 100_000:
+            continue
+        for name, pair in encoders.items():
+            mine, their = (size / len(encoder.encode_batch(held)[0]) for encoder in pair)
+            report.rate(f"bpe.compression.{kind}.{name}", mine, "bytes/token", their, "tokenizers")
+    report.close()
 
 
 if __name__ == "__main__":

@@ -1,64 +1,74 @@
-"""Encoding against `tokenizers`, one thread each: the same tokenizer.json, the same text, equal ids.
+"""Encoding on one core: the same tokenizer, the same text and equal ids in Gristmill, tokenizers and tiktoken.
 
-    GRISTMILL_DATA=... python -m benchmarks.encode [MB] [TOKENIZER]
+    GRISTMILL_DATA=… python -m benchmarks.encode [--quick] [--json]
 
-TOKENIZER is a folder of data/tokenizers with a tokenizer.json.zst; default qwen3.
+encode.english …           MB/s of UTF-8 against tokenizers.encode_batch; ours begins with an empty table of pieces
+encode.english.tiktoken …  against tiktoken with the same vocabulary
+encode.english.warm …      ours with the table filled by the same text
+encode.start               times a second that the tokenizer can be loaded, tables and all, against tokenizers
+
+The tokenizer is that of Qwen 3 (151,643 tokens), whose ids are the ranks that tiktoken wants.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from pathlib import Path
+import json
+from typing import Any
 
-import numpy as np
-import zstandard
+from benchmarks.measure import Report, cpu_seconds, one_core, parser
 
-from benchmarks.texts import mixture
-from stages.document import text_buffers
-from stages.encode import Encoder
-from stages.pieces import PieceTable
-from stages.pretokenize import named_pattern, pieces
+one_core()
+
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import tiktoken  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+
+from benchmarks.texts import KINDS, data_folder, of_kind, unpacked  # noqa: E402
+from stages.encode import Encoder  # noqa: E402
+from stages.tokenizer_json import token_bytes  # noqa: E402
+
+
+def _tiktoken(content: bytes) -> tiktoken.Encoding:
+    """The same tokenizer for tiktoken."""
+    spec: dict[str, Any] = json.loads(content)
+    pattern = spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    ranks = {token_bytes(token): number for token, number in spec["model"]["vocab"].items()}
+    return tiktoken.Encoding("qwen3", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
 
 def main() -> None:
-    """Cold and warm passes of ours, the splitting alone, then the library on a tenth of the text."""
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    folder = (
-        Path(os.environ["GRISTMILL_DATA"])
-        / "data"
-        / "tokenizers"
-        / (sys.argv[2] if len(sys.argv) > 2 else "qwen3")
-    )
-    with (folder / "tokenizer.json.zst").open("rb") as file:
-        encoder = Encoder.load(zstandard.ZstdDecompressor().stream_reader(file).read())
-    texts = mixture(megabytes)
-    data, offsets = text_buffers(texts)
-    size = (offsets[-1] - offsets[0]) / 1e6
-    print(f"{size:.1f} MB, {len(texts):,} documents; {encoder.why_slow or 'fast path'}")
-    for name in ("cold", "warm"):
-        start = time.process_time()
-        ids, bounds = encoder.encode_batch(texts)
-        seconds = time.process_time() - start
-        print(f"gristmill {name}   {size / seconds:6.1f} MB/s of CPU, {len(ids) / seconds / 1e6:.1f} Mtok/s")
-    start = time.process_time()
-    table = PieceTable()
-    for first, ends in pieces(named_pattern("qwen2"), data, offsets):
-        table.intern(data, first, ends)
-    print(
-        f"split, number    {size / (time.process_time() - start):6.1f} MB/s of CPU, {table.count:,} distinct pieces"
-    )
-    some = range(0, len(texts), 10)
-    plain = [texts[i].as_py() for i in some]
-    start = time.process_time()
-    theirs = [encoder._library.encode(text, add_special_tokens=False).ids for text in plain]
-    seconds = time.process_time() - start
-    part = sum(int(offsets[i + 1] - offsets[i]) for i in some) / 1e6
-    equal = all(
-        np.array_equal(ids[bounds[i] : bounds[i + 1]], own) for i, own in zip(some, theirs, strict=True)
-    )
-    print(f"tokenizers       {part / seconds:6.1f} MB/s of CPU; ids equal: {equal}")
+    """Cold, then warm, then the peers."""
+    options = parser(__doc__).parse_args()
+    report = Report("encode", options)
+    content = unpacked(data_folder() / "tokenizers" / "qwen3" / "tokenizer.json.zst")
+    library, other = Tokenizer.from_buffer(content), _tiktoken(content)
+    warm = Encoder.load(content)
+    warm.encode_batch(pa.array(["first call: code is loaded"], pa.large_string()))
+    repeat = 1 if options.quick else 3
+    for kind in KINDS:
+        texts = of_kind(kind, 2 if options.quick else 8)
+        plain: list[str] = texts.to_pylist()
+        size = sum(len(text.encode()) for text in plain) / 1e6
+        colds = [Encoder.load(content) for _ in range(repeat)]  # freeing one takes longer than encoding
+        turns = iter(colds)
+        cold, (ids, _) = cpu_seconds(lambda turns=turns, texts=texts: next(turns).encode_batch(texts), repeat)
+        theirs, found = cpu_seconds(lambda plain=plain: library.encode_batch(plain, add_special_tokens=False))
+        assert np.array_equal(ids, np.concatenate([encoding.ids for encoding in found])), kind
+        report.rate(f"encode.{kind}", size / cold, "MB/s", size / theirs, "tokenizers")
+        theirs, found = cpu_seconds(
+            lambda plain=plain: [other.encode_ordinary(text) for text in plain], repeat
+        )
+        same = np.mean([len(a) for a in found]) * len(found) / len(ids)
+        assert abs(same - 1) < 0.001, kind  # it does not normalize
+        report.rate(f"encode.{kind}.tiktoken", size / cold, "MB/s", size / theirs, "tiktoken")
+        warm.encode_batch(texts)
+        again, _ = cpu_seconds(lambda texts=texts: warm.encode_batch(texts), repeat)
+        report.rate(f"encode.{kind}.warm", size / again, "MB/s")
+    ours, _ = cpu_seconds(lambda: Encoder.load(content), repeat)
+    theirs, _ = cpu_seconds(lambda: Tokenizer.from_buffer(content), repeat)
+    report.rate("encode.start", 1 / ours, "1/s", 1 / theirs, "tokenizers")
+    report.close()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 from numba import njit  # noqa: E402
 
-from benchmarks.texts import mixture  # noqa: E402
+from benchmarks.texts import of_kind  # noqa: E402
 from stages import signature  # noqa: E402
 from stages.document import text_buffers  # noqa: E402
 from stages.minhash import MinhashDedup  # noqa: E402
@@ -144,9 +144,9 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     report = Report("minhash", options)
     size = 4.0 if options.quick else 20.0
-    english = mixture(size, "[!z]*")
+    english = of_kind("english", size)
     from_text(report, "text", english, options.quick, unspaced=False)
-    from_text(report, "text.zh", mixture(size / 4, "zh"), options.quick, unspaced=True)
+    from_text(report, "text.zh", of_kind("chinese", size / 4), options.quick, unspaced=True)
     kernel(report, english)
     report.close()
 

@@ -104,12 +104,14 @@ def emission(family: np.ndarray, likeness: np.ndarray, first: int, bands: int, r
         for band in range(bands):
             shared = rng.random(n, np.float32) < likeness**rows
             keys[:, band] = _mixed(np.where(shared, root, own) + np.uint64(band))
-        sketch = np.empty((n, signature.BINS), np.uint8)
-        for word in range(signature.SKETCH_WORDS):  # eight bins at a time
-            theirs = _mixed(root + np.uint64(1000 + word)).view(np.uint8).reshape(n, 8)
-            mine = _mixed(own + np.uint64(1000 + word)).view(np.uint8).reshape(n, 8)
-            shared = rng.random((n, 8), np.float32) < np.sqrt(likeness)[:, None]  # both members keep the bin: J
-            sketch[:, 8 * word : 8 * word + 8] = np.maximum(np.where(shared, theirs, mine), 1)
+        share = np.round(255 * np.sqrt(likeness)).astype(np.uint8)[:, None]  # both members keep a bin with chance J
+        words = [np.empty((n, signature.SKETCH_WORDS), np.uint64) for _ in range(2)]
+        for word in range(signature.SKETCH_WORDS):
+            for numbers, made in zip((root, own), words, strict=True):
+                made[:, word] = _mixed(numbers + np.uint64(1000 + word))
+        theirs, mine = (made.view(np.uint8) for made in words)
+        drawn = np.frombuffer(rng.bytes(n * signature.BINS), np.uint8).reshape(n, signature.BINS)
+        sketch = np.maximum(np.where(drawn < share, theirs, mine), 1)
         twins = np.stack([_mixed(keys[:, 0] + own), own], 1)
     columns = [binary_of(keys), binary_of(sketch.view(np.uint64)), binary_of(twins), np.full(n, SHINGLES, np.uint32)]
     return pa.table(columns, ["keys", "sketch", "twin", "shingles"])

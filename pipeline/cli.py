@@ -231,6 +231,48 @@ def train_tokenizer(out: Output, config: Path, overrides: tuple[str, ...], **how
     return build_corpus(out, config, overrides, until="tokenizer", **how)
 
 
+@main.command("try")
+@click.argument("stage")
+@click.argument("text", required=False)
+@click.option("--set", "settings", multiple=True, metavar="key=value", help="A setting of the stage.")
+@common
+def try_stage(out: Output, stage: str, text: str | None, settings: tuple[str, ...]) -> int:
+    """Show what a stage does to a text, and why. Without TEXT it is read from stdin."""
+    from stages.attempt import attempt, make_stage, shown
+    from stages.contract.problem import Problem, SpecError
+
+    if text is None:
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    try:
+        made = make_stage(stage, settings)
+    except ValueError as error:
+        raise SpecError(Problem("C015", str(error))) from error
+    result = attempt(made, text)
+    out.result(shown(text, result), result)
+    return 0
+
+
+@main.command("train-quality")
+@click.option("--good", multiple=True, required=True, metavar="FILES", help="Good texts: a file, glob or folder; repeatable.")
+@click.option("--bad", multiple=True, required=True, metavar="FILES", help="Bad texts, of about the same size.")
+@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="Where to write the model (.bin).")
+@click.option("--text", help="The field with the text, or a template; default: text.")
+@click.option("--limit", default=100_000, show_default=True, help="At most so many texts of each side.")
+@click.option("--epochs", default=5, show_default=True, help="How often the texts are gone through.")
+@click.option("--seed", default=0, show_default=True, help="Decides which texts are kept back for the test.")
+@common
+def train_quality(
+    out: Output, good: tuple[str, ...], bad: tuple[str, ...], target: Path, text: str | None, limit: int, epochs: int, seed: int
+) -> int:
+    """Train a classifier of good and bad text for the stage `quality`, and say how right it is."""
+    from pipeline.quality import train_classifier
+
+    said, card = train_classifier(good, bad, target, text, limit, epochs, seed)
+    out.result(said, card)
+    out.next(f"write - quality: {{model: {target}}} below stages")
+    return 0
+
+
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @common
@@ -250,15 +292,43 @@ def status(out: Output, path: Path) -> int:
 @click.option("--kept", is_flag=True, help="Show kept documents, decoded from the shards.")
 @click.option("--clusters", is_flag=True, help="Show the largest groups of documents that became one, with samples.")
 @click.option("--reason", help="Only dropped for this reason (a prefix such as `rules`).")
+@click.option("--tokens", is_flag=True, help="Show kept documents in tokens.")
+@click.option("--tokenizer", is_flag=True, help="Report on the tokenizer over the documents of the corpus.")
+@click.option(
+    "--compare", multiple=True, metavar="T", type=click.Path(path_type=Path), help="Another tokenizer for that report."
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Write that report as a page too.")
 @click.option("-n", "number", default=5, show_default=True, help="How many documents.")
 @common
-def inspect(out: Output, path: Path, clusters: bool, **what: Any) -> int:
-    """Show a built corpus: the funnel, or documents. PATH is a manifest or its folder."""
+def inspect(
+    out: Output, path: Path, clusters: bool, tokenizer: bool, compare: tuple[Path, ...], html: Path | None, **what: Any
+) -> int:
+    """Show a built corpus: the funnel, documents, or its tokenizer. PATH is a manifest or its folder."""
     from pipeline.look import inspect as look
     from pipeline.why import clusters as groups
 
+    if tokenizer:
+        from pipeline.tokens import tokenizer_report
+
+        out.result(*tokenizer_report(path, what["source"], compare, html))
+        return 0
     text, data = groups(path, what["number"]) if clusters else look(path, **what)
     out.result(text, data)
+    return 0
+
+
+@main.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--tokenizer", required=True, metavar="T", type=click.Path(path_type=Path),
+    help="A tokenizer.json, or the manifest or folder of a corpus.",
+)  # fmt: skip
+@common
+def tokenize(out: Output, path: Path, tokenizer: Path) -> int:
+    """Show a text file in tokens."""
+    from pipeline.tokens import tokenize_file
+
+    out.result(*tokenize_file(path, tokenizer))
     return 0
 
 

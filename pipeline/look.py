@@ -80,9 +80,9 @@ def _last_events(path: Path) -> dict[str, Any]:
 
 
 def inspect(
-    path: Path, source: str | None, dropped: bool, kept: bool, reason: str | None, number: int
+    path: Path, source: str | None, dropped: bool, kept: bool, tokens: bool, reason: str | None, number: int
 ) -> tuple[str, dict[str, Any]]:
-    """`(text, data)`: the funnel of a corpus, or documents that were kept or dropped."""
+    """`(text, data)`: the funnel of a corpus, or documents that were kept or dropped, as text or in tokens."""
     manifest = load_manifest(path)
     folder = path if path.is_dir() else path.parent
     names = list(manifest.sources) if source is None else [source]
@@ -98,8 +98,10 @@ def inspect(
     if dropped:
         rows = [r for n in names for r in _dropped(folder, n, reason, number)]
         return "\n\n".join(map(_dropped_text, rows)) or "nothing was dropped", {"dropped": rows}
-    if kept:
+    if kept or tokens:
         rows = [r for n in names for r in _kept(folder, manifest, n, number)]
+        if tokens:
+            return _in_tokens(folder / manifest.tokenizer.path, rows)
         return "\n\n".join(map(_kept_text, rows)), {"kept": rows}
     return _funnel(manifest, names), {
         "sources": {n: manifest.sources[n].model_dump(mode="json") for n in names}
@@ -164,6 +166,16 @@ def _kept(folder: Path, manifest: Manifest, source: str, number: int) -> list[di
         if len(found) >= number:
             break
     return found
+
+
+def _in_tokens(tokenizer: Path, rows: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    from pipeline.tokens import in_tokens, tokens_text
+    from stages.encode import Encoder
+
+    encoder = Encoder.load(tokenizer)
+    made = [{"id": row["id"], "source": row["source"], **in_tokens(encoder, row["text"])} for row in rows]
+    heads = [f"{row['source']}: {row['uri']}, record {row['record']}" for row in rows]
+    return "\n\n".join(map(tokens_text, made, heads)), {"kept": made}
 
 
 def _kept_of(

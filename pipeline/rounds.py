@@ -87,7 +87,7 @@ class StepTask:
         context = StepContext(
             index=self.index,
             parts=self.gathered.infos,
-            inbox={channel: read_inbox(paths, channel, self.index) for channel in self.step.reads},
+            inbox={name: read_inbox(paths, *place) for name, place in self.step.inbox(self.index).items()},
             emission=lambda i: arrow_table(data / self.gathered.emissions[i].name),
             dropped=lambda i: dropped_rows(data, self.gathered.dropped.get(i, ())),
             documents=lambda i: part_batches(data, self.gathered.parts[i]),

@@ -9,6 +9,7 @@ depends on how many workers there are or in which order their results arrive: re
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,7 @@ class Build:
             else:
                 self._pass(state, plan)
             self._check(state, plan)
+            self._remark(state, plan)
             if until is not None and until in [use.label for use in plan.rows]:
                 return state, None
             for use in plan.after:
@@ -375,6 +377,19 @@ class Build:
         found = next((b for b in state.boundaries if b.use.label == label and b.facts.evidence), None)
         mine = [index for index, part in enumerate(state.parts) if part.source == source]
         return example_pairs(self.store.data, found, mine) if found is not None else []
+
+    def _remark(self, state: BuildState, plan: Pass) -> None:
+        """Says what a stage finds odd about its account over all sources: that it never fired, for one."""
+        counts = [count for source in self.inputs for count in self.accounts(state, source)]
+        for use in (*plan.before, *plan.rows):
+            mine = [count for count in counts if count.stage == use.label]
+            totals: Counter[str] = Counter()
+            for count in mine:
+                totals.update(count.totals)
+            documents = sum(count.documents_in for count in mine)
+            dropped = sum(sum(count.dropped.values()) for count in mine)
+            for remark in use.stage.remarks(documents, dropped, totals):
+                self.events(Warned("W001", f"{use.label}: {remark}"))
 
     def accounts(self, state: BuildState, source: str) -> list[StageCount]:
         """The sums of what was booked for a source, stage by stage."""

@@ -188,7 +188,7 @@ class PartWriter:
     ) -> tuple[pa.RecordBatch, np.ndarray]:
         """Books what a stage did; with `mark` its verdict becomes a column and nothing is dropped."""
         assert after.num_rows == batch.num_rows, f"{use.label} changed the number of rows"
-        if use.stage.mark:
+        if use.stage.mark and f"mark.{use.stage.name}" not in use.stage.adds():  # most stages mark by themselves
             verdict = pc.if_else(pc.is_null(batch.column("drop")), after.column("drop"), None)
             for name in ("drop", "drop_value"):
                 after = with_column(after, name, batch.column(name))

@@ -140,8 +140,13 @@ def _find(data, cuts, done, flat, offsets, ranges, starts, matches):  # type: ig
     count = 0
     for part in range(len(done)):
         at, end = cuts[part], cuts[part + 1]
-        while at < end and not done[part]:
+        if done[part]:
+            continue
+        while at < end:
             first = np.int64(data[at])
+            if ranges[first] == ranges[first + 1]:
+                at += 1
+                continue
             following = np.int64(data[at + 1]) if at + 1 < end else np.int64(0)
             step = 1
             if starts[first << 8 | following] or at + 1 == end:

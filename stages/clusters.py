@@ -193,13 +193,35 @@ def mark_undecided(states, codes):
             _set(states, code, UNDECIDED)
 
 
-@njit(types.Tuple((_INDEX, types.uint8[::1]))(types.uint8[::1], U64_1, U64_1, _FLAGS), cache=True)
-def decide(states, worse, better, agreement):
-    """One stretch of the pass, best document first: `(drops, open_edges)`; `states` changes.
+@njit(types.void(types.uint8[::1], U64_1, U64_1), cache=True)
+def decide(states, worse, better):
+    """One stretch of the pass, best document first; `states` changes.
 
-    worse, better, agreement  edges in order of (worse, better); all edges of earlier documents went before
-    drops       for each document dropped here, the number of the edge to its most similar kept neighbour,
-                the better one of equals
+    worse, better  edges in order of (worse, better); all edges of better documents went before
+    """
+    start = 0
+    while start < len(worse):
+        code, stop = worse[start], start
+        kept, waits = False, _get(states, code) == UNDECIDED
+        while stop < len(worse) and worse[stop] == code:
+            state = _get(states, better[stop])
+            kept |= state == KEPT
+            waits |= state == UNDECIDED
+            stop += 1
+        if _get(states, code) != DROPPED:
+            if kept:
+                _set(states, code, DROPPED)
+            elif waits:
+                _set(states, code, UNDECIDED)
+        start = stop
+
+
+@njit(types.Tuple((_INDEX, types.uint8[::1]))(_FLAGS, U64_1, U64_1, _FLAGS), cache=True)
+def outcomes(states, worse, better, agreement):
+    """What the pass decided about one stretch: `(drops, open_edges)`. States are those behind the whole pass.
+
+    drops       for each document that was dropped, the number of the edge to its most similar kept neighbour, the
+                better one of equals
     open_edges  uint8 flag per edge: its worse end is undecided and its better end not dropped
     """
     drops, dropped = np.empty(len(worse), np.int64), 0
@@ -207,22 +229,15 @@ def decide(states, worse, better, agreement):
     start = 0
     while start < len(worse):
         code, stop = worse[start], start
-        survivor, waits = -1, _get(states, code) == UNDECIDED
+        state, survivor = _get(states, code), -1
         while stop < len(worse) and worse[stop] == code:
-            state = _get(states, better[stop])
-            if state == KEPT and (survivor < 0 or agreement[stop] > agreement[survivor]):
+            other = _get(states, better[stop])
+            if other == KEPT and (survivor < 0 or agreement[stop] > agreement[survivor]):
                 survivor = stop
-            waits |= state == UNDECIDED
+            open_edges[stop] = state == UNDECIDED and other != DROPPED
             stop += 1
-        if _get(states, code) == DROPPED:
-            pass
-        elif survivor >= 0:
-            _set(states, code, DROPPED)
+        if state == DROPPED:
             drops[dropped] = survivor
             dropped += 1
-        elif waits:
-            _set(states, code, UNDECIDED)
-            for i in range(start, stop):
-                open_edges[i] = _get(states, better[i]) != DROPPED
         start = stop
     return drops[:dropped], open_edges

@@ -30,7 +30,7 @@ from stages.document import text_buffers
 from stages.merging import LARGEST_ID, Merges, compile_merges
 from stages.piece_cache import PieceCache
 from stages.pieces import PieceTable
-from stages.pretokenize import Pattern, nfc_unsafe, pieces, recognise
+from stages.pretokenize import Pattern, nfc_unsafe, recognise
 from stages.text.memory import copy_bytes
 from stages.tokenizer_json import byte_alphabet, flat_tokens, token_bytes
 
@@ -67,15 +67,18 @@ class Encoder:
         self.eos_token = _choose_eos(self._spec, vocabulary, eos, name)
         self.eos_id: int = vocabulary[self.eos_token]
         self.why_slow = _why_slow(self._spec)
-        self.fast = self.why_slow is None
         self._local = threading.local()
         self._nfc = _normalizer(self._spec) == ["NFC"]
-        if self.fast:
+        if self.why_slow is None:
             self._pattern: Pattern = recognise(self._spec["pre_tokenizer"])  # type: ignore[assignment]
-            self._merges, self._whole = _compile(self._spec["model"])
+            try:
+                self._merges, self._whole = _compile(self._spec["model"])
+            except ValueError as error:
+                self.why_slow = str(error)
             normalizer = self._library.normalizer
             normalize = normalizer.normalize_str if normalizer else str
             self._added = AddedTokens(self._spec.get("added_tokens") or [], vocabulary, normalize)
+        self.fast = self.why_slow is None
 
     @classmethod
     def load(cls, source: str | Path | bytes, eos: str | None = None) -> Encoder:
@@ -142,9 +145,8 @@ class Encoder:
         """
         model = self._spec["model"]
         merges = model["merges"][: max(0, vocab_size - (self.vocab_size - len(model["merges"])))]
-        cache = PieceCache(*_compile({**model, "merges": merges, "ignore_merges": False}))
-        data, offsets = text_buffers(texts)
-        return len(cache.encode(pieces(self._pattern, data, offsets), data, offsets)[0])
+        cache = PieceCache(*_compile({**model, "merges": merges, "ignore_merges": False}), self._pattern)
+        return len(cache.encode(*text_buffers(texts))[0])
 
     def token_bytes(self, number: int) -> bytes:
         """The bytes that an id stands for, empty for an id without a token."""
@@ -188,14 +190,14 @@ class Encoder:
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The fast path over Arrow buffers."""
         cuts, tokens = self._added.find(data, offsets)
-        ids, bounds = self._cache().encode(pieces(self._pattern, data, cuts), data, cuts)
+        ids, bounds = self._cache().encode(data, cuts)
         return replace_ids(ids, bounds, cuts, tokens, offsets) if len(cuts) > len(offsets) else (ids, bounds)
 
     def _cache(self) -> PieceCache:
         """The table of pieces of this thread."""
         cache = getattr(self._local, "cache", None)
         if cache is None:
-            cache = self._local.cache = PieceCache(self._merges, self._whole)
+            cache = self._local.cache = PieceCache(self._merges, self._whole, self._pattern)
         return cache
 
 
@@ -260,10 +262,10 @@ def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarra
     parts = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     flat, bounds = flat_tokens([part for pair in parts for part in pair])
     if len(bounds) != 2 * len(parts) + 1:
-        raise ValueError("a merge is not of two tokens")
+        raise ValueError("one of its merges is not of two tokens")
     found = [table.find(flat, b) for b in (bounds, bounds[::2].copy())]
     if min(f.min(initial=0) for f in found) < 0:
-        raise ValueError("a merge has a token that is not in the vocabulary")
+        raise ValueError("a token of its merges is not in its vocabulary")
     triples = np.stack([ids[found[0][::2]], ids[found[0][1::2]], ids[found[1]]], axis=1)
     byte_ids = np.array([vocab.get(char, -1) for char in byte_alphabet()], np.int32)
     return compile_merges(byte_ids, triples, flat, bounds), (table, ids) if model.get(

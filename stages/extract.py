@@ -262,3 +262,9 @@ def _wrap(tree: Any) -> None:
     while (child := tree.body.first_child) is not None:
         inner.append_child(child)
     tree.body.append_child(outer)
+
+
+if __name__ == "__main__":
+    from stages.attempt import main
+
+    main("extract")

@@ -143,3 +143,9 @@ def sample(data_U8: np.ndarray, offsets_N1: np.ndarray, look_at: int) -> tuple[n
     out_offsets_N1 = np.zeros(len(offsets_N1), np.int64)
     used = _copy_windows(data_U8, offsets_N1, third, out_U8, out_offsets_N1)
     return out_U8[:used], out_offsets_N1
+
+
+if __name__ == "__main__":
+    from stages.attempt import main
+
+    main("language")

@@ -5,9 +5,10 @@ What a document emits is in `signature.py`; the kernels, and what the result is,
     twin_hashes, twins        documents that are equal in keys and sketch stand behind the best of them
     band_keys, stars          rows (band key, document) to buckets; the best of one with each other is a pair
     hubs, compare             pairs, each once, to the sketches: an edge where they are similar enough
-    sort_edges, decide        one pass over the edges, best document first, 2 bits a document
+    sort_edges, decide,       one pass over the edges, best document first, 2 bits a document; each stretch of edges
+    outcome                   then reads from those bits what was dropped for whom, and what is open
     serve, leftover,          twice: what is left of the buckets sends its sketches and is compared in place, the
-    sort_edges, decide        best 32, then the best `max_bucket` of each bucket with all others
+    sort_edges, ...           best 32, then the best `max_bucket` of each bucket with all others
     settle, finish            twins take the verdict of the one they stand behind; facts and evidence by part
 
 With `verify: exact` each `compare` and `leftover` is followed by `shingles` and `measure` (`exactly.py`): what the sketch
@@ -32,7 +33,6 @@ from stages.contract.config import Share
 from stages.exactly import SLACK, Exactly
 from stages.exchange import binary_of, column_values, fixed_words
 from stages.numbering import (
-    ROW_BITS,
     ROW_MASK,
     Numbering,
     duplicates,
@@ -46,6 +46,9 @@ _EDGES = pa.schema([("worse", pa.uint64()), ("better", pa.uint64()), ("agreement
 _VERDICTS = pa.schema([("row", pa.uint32()), ("survivor", pa.uint64()), ("agreement", pa.uint8())])
 
 
+#: Two numbers in one: the lower is a part of this corpus or a document of a group.
+_LOW_BITS = np.uint64(30)
+_LOW = np.uint64((1 << 30) - 1)
 #: Documents whose order by the survivor column is looked at to cut all of them into stretches.
 _ORDER_SAMPLE = 65_536
 
@@ -85,6 +88,10 @@ class Neighbours(Exactly, Audit, GlobalStage):
     def _document_bits(self, parts: tuple[PartInfo, ...]) -> int:
         return partition_bits(sum(part.rows for part in parts), self.rows_per_task)
 
+    def _pair_bits(self, parts: tuple[PartInfo, ...]) -> int:
+        """Fewer documents than elsewhere: each may bring a sketch of 256 bytes with it."""
+        return partition_bits(sum(part.rows for part in parts), self.rows_per_task // 4)
+
     def _band_bits(self, parts: tuple[PartInfo, ...]) -> int:
         return partition_bits(sum(part.rows for part in parts) * self.shape[0], self.rows_per_task)
 
@@ -98,7 +105,7 @@ class Neighbours(Exactly, Audit, GlobalStage):
             Superstep("twins", documents, ("twin_hashes",)),
             Superstep("band_keys", reads=("twin_rows",)),
             Superstep("stars", buckets, ("band_keys",)),
-            Superstep("hubs", reads=("pairs",)),
+            Superstep("hubs", 1 << self._pair_bits(parts), ("pairs",)),
             Superstep("compare", reads=("hub_sketches", "hub_pairs")),
         ]
         for number in range(last + 1):
@@ -117,7 +124,8 @@ class Neighbours(Exactly, Audit, GlobalStage):
                     Superstep("measure", reads=(f"sets.{number}", f"measured.{number}")),
                 ]
             steps.append(Superstep("sort_edges", documents, edges))
-            steps.append(Superstep("decide", 1, (f"sorted.{number}", *states)))
+            steps.append(Superstep("decide", 1, (f"ordered.{number}", *states)))
+            steps.append(Superstep("outcome", documents, (f"sorted.{number}", f"*states.{number + 1}")))
         drops = tuple(f"drops.{number}" for number in range(last + 1))
         steps.append(Superstep("settle", reads=(*drops, "twin_heads")))
         steps.append(Superstep("finish", reads=("verdicts",)))
@@ -159,10 +167,13 @@ class Neighbours(Exactly, Audit, GlobalStage):
         """All but the best of equal twins leave: `twin_rows` go to their part, `twin_heads` to the best one's.
 
         Twins have the same neighbours: if the best of them stays, it is similar to the others; if a better
-        document drops it, that one drops the others too. So what is kept does not change.
+        document drops it, that one drops the others too. So what is kept does not change. With `verify: exact` there
+        are none: long texts that differ in a word may be equal in keys and sketch.
         """
         inbox = context.inbox["twin_hashes"]
-        others, heads = duplicates(*(column_values(inbox, name) for name in ("high", "low", "code")))
+        others = heads = np.empty(0, np.uint64)
+        if self.verify != "exact":
+            others, heads = duplicates(*(column_values(inbox, name) for name in ("high", "low", "code")))
         _count(context, "twins", len(others))
         numbering = Numbering(context.parts)
         part, row = numbering.locate(others)
@@ -199,9 +210,10 @@ class Neighbours(Exactly, Audit, GlobalStage):
         _count(context, "released", released)
         numbering = Numbering(context.parts)
         fresh = (others & ROW_MASK) >= np.uint64(numbering.fixed_end)  # of two old documents none goes
-        hubs, others = hubs[fresh], others[fresh]
-        part, row = numbering.locate(hubs)
-        sent = {"pairs": Outbox(part, pa.table({"hub": row, "other": others & ROW_MASK}))}
+        hubs, others = hubs[fresh] & ROW_MASK, others[fresh] & ROW_MASK
+        tasks = np.uint64(1 << self._pair_bits(context.parts))
+        group = others * tasks // np.uint64(max(numbering.end, 1))
+        sent = {"pairs": Outbox(group.astype(np.uint32), pa.table({"hub": hubs, "other": others}))}
         return sent | self._wait(context, 1, rest, runs, marks)
 
     def _wait(
@@ -220,32 +232,50 @@ class Neighbours(Exactly, Audit, GlobalStage):
         }
 
     def hubs(self, context: StepContext) -> dict[str, Outbox]:
-        """Each pair once, to the part of the worse document; the sketch of a hub once to each such part."""
+        """Each pair once, to the part of the worse document; the sketch of a hub once to each such part.
+
+        Tasks are groups of worse documents, each of which is in a pair per band at most: so no task has more pairs than
+        that, although the best documents of the corpus may be hubs of all others.
+        """
         inbox, numbering = context.inbox["pairs"], Numbering(context.parts)
-        row_bits = np.uint64(ROW_BITS)  # a part has fewer than 2**30 rows
-        pairs = column_values(inbox, "hub").astype(np.uint64) << row_bits | column_values(inbox, "other")
-        pairs = np.unique(pairs)
-        hub, other = pairs >> row_bits, pairs & ROW_MASK
+        first = -(-context.index * numbering.end >> self._pair_bits(context.parts))  # number of the first of the group
+        hub, other = column_values(inbox, "hub"), column_values(inbox, "other")
+        pairs = np.unique(hub << _LOW_BITS | other - np.uint64(first))
+        hub, other = pairs >> _LOW_BITS, (pairs & _LOW) + np.uint64(first)
         part, row = numbering.locate(other)
-        visits = np.unique(hub << np.uint64(32) | part)  # (hub, part to visit)
-        visitor, destination = visits >> np.uint64(32), (visits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-        base = np.uint64(context.part.base)
-        sketches = signature.sketches_of(context.emission(context.index), visitor.astype(np.int64))
-        codes = self._codes(context, visitor)
+        visits = np.unique(hub << _LOW_BITS | numbering.places(other).astype(np.uint64))  # (hub, part to visit)
+        visitor, destination = visits >> _LOW_BITS, numbering.indices_P[(visits & _LOW).astype(np.int64)]
+        sketches, codes = self._looked_up(context, numbering, visitor)
         return {
-            "hub_pairs": Outbox(part, pa.table({"hub": hub + base, "row": row})),
+            "hub_pairs": Outbox(part, pa.table({"hub": hub, "row": row})),
             "hub_sketches": Outbox(
-                destination,
-                pa.table({"hub": visitor + base, "code": codes, "sketch": binary_of(sketches)}),
+                destination, pa.table({"hub": visitor, "code": codes, "sketch": binary_of(sketches)})
             ),
         }
+
+    def _looked_up(
+        self, context: StepContext, numbering: Numbering, numbers: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`(sketches, codes)` of documents anywhere, by ascending number: their pages of the emissions are read."""
+        sketches = np.empty((len(numbers), signature.SKETCH_WORDS), np.uint64)
+        codes = np.empty(len(numbers), np.uint64)
+        owner, row = numbering.locate(numbers)
+        parts = {part.index: part for part in context.parts}
+        for index, start, count in zip(*np.unique(owner, return_index=True, return_counts=True), strict=True):
+            mine, emission = slice(start, start + count), context.emission(int(index))
+            rows = row[mine].astype(np.int64)
+            order = column_values(emission, "order")[rows] if self.survivor != "priority" else None
+            sketches[mine] = signature.sketches_of(emission, rows)
+            codes[mine] = numbering.codes(parts[int(index)], rows, order)
+        return sketches, codes
 
     def compare(self, context: StepContext) -> dict[str, Outbox]:
         """The pairs whose worse document is in this part, as edges where they are similar enough."""
         pairs, hubs = context.inbox["hub_pairs"], context.inbox["hub_sketches"]
         number, row = column_values(pairs, "hub"), column_values(pairs, "row")
         rows, place = np.unique(row, return_inverse=True)
-        hub = np.searchsorted(column_values(hubs, "hub"), number)
+        known, first = np.unique(column_values(hubs, "hub"), return_index=True)  # a part may be of two groups
+        hub = first[np.searchsorted(known, number)]
         agreement = clusters.compare_pairs(
             fixed_words(hubs, "sketch", signature.SKETCH_WORDS),
             hub,
@@ -302,36 +332,43 @@ class Neighbours(Exactly, Audit, GlobalStage):
         table = pa.table(
             {"worse": worse[order], "better": better[order], "agreement": agreement[order].astype(np.uint8)}
         )
-        return {f"sorted.{_round(context)}": Outbox(0, table)}
+        number = _round(context)
+        return {
+            f"ordered.{number}": Outbox(0, table.select(["worse", "better"])),
+            f"sorted.{number}": Outbox(context.index, table),
+        }
 
     def decide(self, context: StepContext) -> dict[str, Outbox]:
-        """The pass over all edges so far: drops go to the parts, what is open to the next round."""
+        """The pass over all edges so far: the states behind it, 2 bits a document, to all."""
         number, numbering = _round(context), Numbering(context.parts)
         states = column_values(context.inbox.get(f"states.{number}", pa.table({})), "states").astype(np.uint8)
         if number == 0:
             states = clusters.new_states(numbering.end)
         clusters.forget_undecided(states)
-        last = number == len(self._heads)
-        if not last:
+        if number < len(self._heads):
             for chunk in context.inbox[f"marks.{number}"].to_batches():
                 clusters.mark_undecided(states, column_values(chunk, "code"))
-        dropped, carried = [], []
-        for chunk in context.inbox[f"sorted.{number}"].to_batches():
-            edges = (column_values(chunk, name) for name in ("worse", "better", "agreement"))
-            drops, still_open = clusters.decide(states, *edges)
-            dropped.append(chunk.take(pa.array(drops)))
-            carried.append(chunk.filter(pa.array(still_open.astype(bool))))
-        drops_table = pa.Table.from_batches(dropped, _EDGES)
-        part, row = numbering.locate(column_values(drops_table, "worse"))
+        for chunk in context.inbox[f"ordered.{number}"].to_batches():
+            clusters.decide(states, column_values(chunk, "worse"), column_values(chunk, "better"))
+        return {f"states.{number + 1}": Outbox(0, pa.table({"states": states}))}
+
+    def outcome(self, context: StepContext) -> dict[str, Outbox]:
+        """What the pass decided about the edges of one stretch: drops go to the parts, what is open to the next round."""
+        number, numbering = _round(context) - 1, Numbering(context.parts)
+        states = column_values(context.inbox[f"states.{number + 1}"], "states")
+        edges = context.inbox[f"sorted.{number}"]
+        edges = edges.combine_chunks() if edges.num_columns else _EDGES.empty_table()
+        columns = (column_values(edges, name) for name in ("worse", "better", "agreement"))
+        drops, still_open = clusters.outcomes(states, *columns)
+        dropped = edges.take(pa.array(drops))
+        part, row = numbering.locate(column_values(dropped, "worse"))
         verdicts = pa.table(
-            [row, drops_table.column("better"), drops_table.column("agreement")],
-            ["row", "survivor", "agreement"],
+            [row, dropped.column("better"), dropped.column("agreement")], ["row", "survivor", "agreement"]
         )
         sent = {f"drops.{number}": Outbox(part, verdicts)}
-        if not last:
-            carried_table = pa.Table.from_batches(carried, _EDGES)
-            sent[f"carried.{number + 1}"] = self._to_stretches(context, carried_table)
-            sent[f"states.{number + 1}"] = Outbox(0, pa.table({"states": states}))
+        if number < len(self._heads):
+            carried = edges.filter(pa.array(still_open.astype(bool)))
+            sent[f"carried.{number + 1}"] = self._to_stretches(context, carried)
         return sent
 
     # ------------------------------------------------------------------------------------------ leftover buckets

@@ -77,3 +77,9 @@ def _composed(texts: pa.Array, rows_K: np.ndarray) -> pa.Array:
     if not fresh:
         return texts
     return pc.replace_with_mask(texts, pa.array(mask_N), pa.array(fresh, pa.large_string()))
+
+
+if __name__ == "__main__":
+    from stages.attempt import main
+
+    main("normalize")

@@ -61,10 +61,13 @@ class Numbering:
 
     def locate(self, codes_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`(part index uint32, row in that part uint32)` of each code."""
-        numbers = codes_N & ROW_MASK
+        places = self.places(codes_N)
+        return self.indices_P[places], ((codes_N & ROW_MASK) - self.bases_P[places]).astype(np.uint32)
+
+    def places(self, codes_N: np.ndarray) -> np.ndarray:
+        """The place of each code's part among the parts, int64."""
         # Empty parts share their base with the next one; the last of equal bases is the one with rows.
-        places = np.searchsorted(self.bases_P, numbers, side="right") - 1
-        return self.indices_P[places], (numbers - self.bases_P[places]).astype(np.uint32)
+        return np.searchsorted(self.bases_P, codes_N & ROW_MASK, side="right") - 1
 
     def splitters(self, pieces: int) -> np.ndarray:
         """`pieces - 1` ascending codes that cut all documents, best first, into about equal pieces."""

@@ -83,7 +83,7 @@ class PieceTable:
             )
             done += filled
             if done < len(ends):
-                self._grow(int(ends[done] - (ends[done - 1] if done else start)))
+                self.grow(int(ends[done] - (ends[done - 1] if done else start)))
 
     def find(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """The number of each string data[offsets[i]:offsets[i + 1]], int32, or -1 where it is not in the table."""
@@ -93,7 +93,7 @@ class PieceTable:
         """uint64 per entry: a hash of its bytes that is the same in every process."""
         return _hashes(self.pool, self.offsets[: self.count + 1])
 
-    def _grow(self, need: int) -> None:
+    def grow(self, need: int) -> None:
         """Double what is full, at least to hold one more string of `need` bytes."""
         if self.used + need > len(self.pool):
             pool = np.empty(max(2 * len(self.pool), self.used + need), np.uint8)

@@ -284,6 +284,14 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
     return at
 
 
+@njit(cache=True, nogil=True)
+def piece_end(data, at, end, table, gpt2, digits, split_han):  # type: ignore[no-untyped-def]
+    """Where the piece that begins at `at` in a text that ends at `end` is over. table: `classes()`; the rest: `Pattern`."""
+    if gpt2:
+        return _gpt2_end(data, at, end, table)
+    return _gpt4_end(data, at, end, table, digits, split_han)
+
+
 @njit(
     types.UniTuple(types.int64, 3)(
         _BYTES,

@@ -21,13 +21,13 @@ from numba import njit, types
 from pydantic import Field
 
 from stages.contract.config import Count, Share
+from stages.cutting import cut_lines, line_bounds
 from stages.document import drop_rows, text_array, text_buffers, with_column
 from stages.exchange import column_values
 from stages.numbering import partition_bits, top_bits
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
 from stages.text import VERSION
 from stages.text.kernels import BYTES, CLASSES, FOLD, LOWER, OFFSETS, TABLE, absorb, mix
-from stages.text.memory import copy_bytes
 from stages.text.scan import scan_words
 from stages.urls import parse_url
 
@@ -91,7 +91,8 @@ class RepeatedLines(GlobalStage):
 
     def _lines(self, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         data_U8, offsets_N1 = text_buffers(batch.column("text"))
-        return line_hashes(data_U8, offsets_N1, self.unit == "paragraph")
+        bounds_N1, starts, stops = line_bounds(data_U8, offsets_N1, self.unit == "paragraph")
+        return hash_lines(data_U8, starts, stops), bounds_N1, starts, stops
 
     def _sites(self, batch: pa.RecordBatch) -> np.ndarray:
         """uint64 [N]: a hash of the site of each document."""
@@ -196,14 +197,9 @@ class RepeatedLines(GlobalStage):
             np.add.at(cut_N, rows, 1)
             np.maximum.at(most_N, rows, documents[at[gone]].astype(np.int32))
             if not self.mark and gone.any():
-                data_U8, text_offsets_N1 = text_buffers(batch.column("text"))
-                out_U8 = np.empty(int(text_offsets_N1[-1] - text_offsets_N1[0]), np.uint8)
-                out_offsets_N1 = np.zeros(len(batch) + 1, np.int64)
-                used = _without(
-                    data_U8, text_offsets_N1, offsets_N1, starts, stops, gone, out_U8, out_offsets_N1
-                )
-                batch = with_column(batch, "text", text_array(out_U8[:used], out_offsets_N1))
-                bare_N = (np.diff(out_offsets_N1) == 0) & (cut_N > 0)
+                kept = cut_lines(*text_buffers(batch.column("text")), offsets_N1, starts, stops, gone)
+                batch = with_column(batch, "text", text_array(*kept))
+                bare_N = (np.diff(kept[1]) == 0) & (cut_N > 0)
         batch = with_column(batch, "repeated.lines", pa.array(cut_N, pa.int32()))
         batch = with_column(batch, "repeated.documents", pa.array(most_N, pa.int32()))
         return drop_rows(batch, bare_N, f"{self.name}.nothing-left", "every line is repeated")
@@ -214,92 +210,22 @@ def _joined(sites: np.ndarray, lines: np.ndarray) -> np.ndarray:
     return (sites ^ (sites >> np.uint64(31)) ^ lines) * np.uint64(0x9E3779B97F4A7C15)
 
 
-@njit(
-    types.int64(BYTES, OFFSETS, TABLE, FOLD, types.boolean, types.uint64[::1], types.int64[::1], types.int64[::1], types.int64[::1]),
-    cache=True, nogil=True,
-)  # fmt: skip
-def _hash_lines(data, offsets, classes, lower, paragraphs, hashes, line_offsets, starts, stops):
+@njit(types.void(BYTES, OFFSETS, OFFSETS, TABLE, FOLD, types.uint64[::1]), cache=True, nogil=True)
+def _hash_lines(data, starts, stops, classes, lower, hashes):
     words = np.empty(1024, np.uint64)
-    count = 0
-    for row in range(len(offsets) - 1):
-        i, end = offsets[row], offsets[row + 1]
-        while i < end:
-            start = i
-            while i < end and (
-                data[i] != 0x0A or (paragraphs and start < i < end - 1 and data[i + 1] != 0x0A)
-            ):
-                i += 1
-            if i - start > 2 * len(words) - 2:
-                words = np.empty(i - start + 2, np.uint64)
-            found = scan_words(data, start, i, classes, lower, words)
-            state = _SEED
-            for k in range(found):
-                state = absorb(state, words[k])
-            hashes[count] = mix(state) | np.uint64(1) if found else np.uint64(0)
-            starts[count], stops[count] = start, i
-            count += 1
-            i += 1
-        line_offsets[row + 1] = count
-    return count
+    for k in range(len(starts)):
+        size = stops[k] - starts[k]
+        if size > 2 * len(words) - 2:
+            words = np.empty(size + 2, np.uint64)
+        found = scan_words(data, starts[k], stops[k], classes, lower, words)
+        state = _SEED
+        for j in range(found):
+            state = absorb(state, words[j])
+        hashes[k] = mix(state) | np.uint64(1) if found else np.uint64(0)
 
 
-def line_hashes(
-    data_U8: np.ndarray, offsets_N1: np.ndarray, paragraphs: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`(hashes uint64 [L], line_offsets int64 [N + 1], first bytes, ends int64 [L])` of the lines of all texts.
-
-    Lines end at line feeds; a paragraph before an empty line. Hash 0: a line without words.
-    """
-    room = int((data_U8[offsets_N1[0] : offsets_N1[-1]] == 0x0A).sum()) + len(offsets_N1)
-    hashes = np.empty(room, np.uint64)
-    line_offsets_N1 = np.zeros(len(offsets_N1), np.int64)
-    starts, stops = np.empty((2, room), np.int64)
-    used = _hash_lines(
-        data_U8, offsets_N1, CLASSES, LOWER, paragraphs, hashes, line_offsets_N1, starts, stops
-    )
-    return hashes[:used], line_offsets_N1, starts[:used], stops[:used]
-
-
-_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
-
-
-@njit(
-    types.int64(BYTES, OFFSETS, OFFSETS, OFFSETS, OFFSETS, _FLAGS, types.uint8[::1], types.int64[::1]),
-    cache=True, nogil=True,
-)  # fmt: skip
-def _without(data, offsets, line_offsets, starts, stops, gone, out, out_offsets):
-    """Writes the texts without the lines that go; blank lines around a cut become one run, none at the ends of a cut text."""
-    at = np.int64(0)
-    for row in range(len(offsets) - 1):
-        begin = at
-        low, high = line_offsets[row], line_offsets[row + 1]
-        cuts = 0
-        for k in range(low, high):
-            cuts += gone[k]
-        if cuts == 0:
-            copy_bytes(out, at, data, offsets[row], offsets[row + 1] - offsets[row])
-            at += offsets[row + 1] - offsets[row]
-            out_offsets[row + 1] = at
-            continue
-        behind_cut = True  # so are the beginning, and blank lines since
-        blank = True
-        first = True
-        for k in range(low, high):
-            if gone[k]:
-                behind_cut = True
-                continue
-            empty = stops[k] == starts[k]
-            if empty and behind_cut and blank:
-                continue
-            if not first:
-                out[at] = 0x0A
-                at += 1
-            copy_bytes(out, at, data, starts[k], stops[k] - starts[k])
-            at += stops[k] - starts[k]
-            first = False
-            blank = empty
-            behind_cut = behind_cut and empty
-        while at > begin and out[at - 1] == 0x0A:
-            at -= 1
-        out_offsets[row + 1] = at
-    return at
+def hash_lines(data_U8: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """uint64 [L]: a hash of the words of each line; 0 for a line without words."""
+    hashes = np.empty(len(starts), np.uint64)
+    _hash_lines(data_U8, starts, stops, CLASSES, LOWER, hashes)
+    return hashes

@@ -100,7 +100,7 @@ def run_in_memory(stage: GlobalStage, batches: list[pa.RecordBatch]) -> dict[int
             context = StepContext(
                 index=task,
                 parts=tuple(parts),
-                inbox={channel: _inbox(sent.get(channel, []), task) for channel in step.reads},
+                inbox={name: _inbox(sent.get(channel, []), at) for name, (channel, at) in step.inbox(task).items()},
                 emission=emissions.__getitem__,
                 dropped=lambda _: np.empty(0, np.uint32),
                 documents=lambda index: iter([batches[index]]),

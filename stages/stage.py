@@ -60,6 +60,14 @@ class Stage(BaseModel):
         """Versions and digests of the packages, tables and models whose output reaches the data."""
         return {}
 
+    def remarks(self, documents: int, dropped: int, totals: Mapping[str, int]) -> list[str]:  # noqa: ARG002
+        """What a build should say of the account of this stage over all sources; `totals` are sums of its columns."""
+        return []
+
+    def explain(self, batch: pa.RecordBatch) -> list[str]:  # noqa: ARG002
+        """Why the stage does what it does to the one document of a batch, in lines for people."""
+        return []
+
     def wants(self) -> tuple[str, ...]:
         """Columns that these settings name, which earlier stages must add."""
         return ()
@@ -101,12 +109,17 @@ class Superstep:
 
     name     of the stage's method that runs it: `method(context) -> {channel: Outbox}`
     over     None = one task per part; a number = that many partitions, addressed 0 … over-1
-    reads    channels of earlier supersteps that each task finds in its inbox
+    reads    channels of earlier supersteps that each task finds in its inbox; `*name` is what was sent to address 0,
+             for every task, in the inbox as `name`
     """
 
     name: str
     over: int | None = None
     reads: tuple[str, ...] = ()
+
+    def inbox(self, task: int) -> dict[str, tuple[str, int]]:
+        """Name in the inbox -> (channel, address) for a task."""
+        return {name.removeprefix("*"): (name.removeprefix("*"), 0 if name[0] == "*" else task) for name in self.reads}
 
 
 @dataclass(frozen=True)
@@ -194,12 +207,14 @@ REGISTRY: dict[str, str] = {
     "extract": "stages.extract:Extract",
     "urls": "stages.urls:Urls",
     "repeated-lines": "stages.repeated:RepeatedLines",
+    "decontaminate": "stages.decontaminate:Decontaminate",
+    "quality": "stages.quality:Quality",
+    "words": "stages.words:Words",
+    "datatrove": "stages.datatrove:Datatrove",
 }
 
 #: Names of the design that are not built yet: refused by name, never ignored.
-PLANNED: tuple[str, ...] = (
-    "quality", "decontaminate", "datatrove",
-)  # fmt: skip
+PLANNED: tuple[str, ...] = ()
 
 
 def stage_class(name: str) -> type[Stage]:

@@ -47,7 +47,7 @@ def flat_tokens(tokens: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     codes = np.frombuffer("".join(tokens).encode("utf-16-le", "surrogatepass"), "<u2")
     flat = table[codes]
     if flat.min(initial=0) < 0:
-        raise ValueError("a token has characters that stand for no byte")
+        raise ValueError("one of its tokens has characters that stand for no byte")
     offsets = np.zeros(len(tokens) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)), out=offsets[1:])
     return flat.astype(np.uint8), offsets

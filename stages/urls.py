@@ -73,7 +73,7 @@ class Urls(RowStage):
         found = []
         for path in (*self.block, *self.words, *self.allow):
             try:
-                if not sum(1 for _ in _lines(path)):
+                if not sum(1 for _ in list_entries(path)):
                     found.append(f"the list `{path.written}` has no entries")
             except (OSError, UnicodeDecodeError, EOFError) as error:
                 found.append(f"the list `{path.written}` cannot be read: {getattr(error, 'strerror', None) or error}")
@@ -82,7 +82,7 @@ class Urls(RowStage):
         return found
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rules = _rules(_stamped(self.block), _stamped(self.words), _stamped(self.allow))
+        rules = _rules(stamped(self.block), stamped(self.words), stamped(self.allow))
         urls = [_url_of(meta) for meta in batch.column("meta").to_pylist()]
         addresses = [None if url is None else parse_url(url) for url in urls]
         hosts = [address.host or None if address else None for address in addresses]
@@ -201,7 +201,7 @@ def _unicode(host: str) -> str:
 Stamped = tuple[tuple[str, int, int], ...]
 
 
-def _stamped(paths: tuple[FilePath, ...]) -> Stamped:
+def stamped(paths: tuple[FilePath, ...]) -> Stamped:
     return tuple((str(path), (stat := os.stat(path)).st_mtime_ns, stat.st_size) for path in paths)
 
 
@@ -209,7 +209,7 @@ def _stamped(paths: tuple[FilePath, ...]) -> Stamped:
 def _rules(block: Stamped, words: Stamped, allow: Stamped) -> _Rules:
     plain, pieces, patterns = set[str](), set[str](), list[str]()
     for path, _, _ in words:
-        for _, line in _lines(path):
+        for _, line in list_entries(path):
             if len(line) > 2 and line.startswith("/") and line.endswith("/"):
                 patterns.append(line[1:-1])
             elif _WORD.fullmatch(line.lower()) and line.isascii():
@@ -222,7 +222,7 @@ def _rules(block: Stamped, words: Stamped, allow: Stamped) -> _Rules:
 def _entries(lists: Stamped) -> dict[str, tuple[str, ...]]:
     found: dict[str, set[str]] = {}
     for path, _, _ in lists:
-        for _, line in _lines(path):
+        for _, line in list_entries(path):
             host, rest = parse_url(_entry(line))
             if host:
                 found.setdefault(host, set()).add("" if rest in ("", "/") else rest)
@@ -236,7 +236,7 @@ def _entry(line: str) -> str:
     return line.removeprefix("*.").removeprefix(".")
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
+def list_entries(path: str) -> Iterator[tuple[int, str]]:
     """`(line number, entry)` of a list. Raises OSError, UnicodeDecodeError."""
     opened = gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
     with opened as file:
@@ -254,9 +254,15 @@ def _matches(urls: pa.Array, pattern: str) -> pa.Array:
 
 
 def _bad_patterns(path: str) -> Iterator[tuple[int, str]]:
-    for number, line in _lines(path):
+    for number, line in list_entries(path):
         if len(line) > 2 and line.startswith("/") and line.endswith("/"):
             try:
                 _matches(pa.array([""]), line[1:-1])
             except pa.ArrowInvalid as error:
                 yield number, f"not a regular expression of RE2: {error}"
+
+
+if __name__ == "__main__":
+    from stages.attempt import main
+
+    main("urls")

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from stages.contract.config import Secret
 from stages.document import with_column
-from stages.pii.spans import KINDS, Kind, Scrubber
+from stages.pii.spans import KINDS, Kind, Scrubber, find_spans
 from stages.stage import RowStage
 from stages.verdict import give_verdict, mark_column
 
@@ -73,6 +73,13 @@ class Pii(RowStage):
         for column, kind in enumerate(kinds):
             batch = with_column(batch, f"pii.{kind}", pa.array(counts_NK[:, column], pa.int32()))
         return give_verdict(self, batch, mask, "pii.found", "") if self.mark else batch
+
+    def explain(self, batch: pa.RecordBatch) -> list[str]:
+        text = batch.column("text")[0].as_py()
+        return [
+            f"{span.kind} at {span.start} to {span.stop}: {text[span.start : span.stop]}"
+            for span in find_spans(text, self._ordered())
+        ]
 
     def _ordered(self) -> tuple[Kind, ...]:
         """The kinds in the order of `KINDS`, each once: the order a user writes them in changes nothing."""

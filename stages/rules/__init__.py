@@ -188,9 +188,37 @@ class Rules(RowStage):
         return PRESETS[self.preset].get(field) if given is None and self.preset is not None else given
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rules = self._asked()
+        texts, numbers, later, unspaced_N = self._measured(batch, rules)
+        reasons, values = self._first_failures(rules, numbers, later, unspaced_N)
+        dropped_N = np.array([reason is not None for reason in reasons], bool)
+        if self.limit("line_rules") and not self.mark:  # a dropped document keeps its text: people look at it
+            batch = with_column(batch, "text", pc.if_else(pa.array(dropped_N), batch.column("text"), texts))
+        return give_verdict(self, batch, dropped_N, reasons, values)
+
+    def explain(self, batch: pa.RecordBatch) -> list[str]:
+        rules = self._asked()
+        _, numbers, later, unspaced_N = self._measured(batch, rules)
+        lines = ["a script without spaces: characters count for words"] if unspaced_N[0] else []
+        for rule in rules:
+            threshold = self._threshold(rule)
+            assert threshold is not None
+            if rule.spaced and unspaced_N[0]:
+                lines.append(f"{rule.name}: not asked in this script")
+                continue
+            measured_N = rule.value(later if rule.name.startswith(("fineweb_", "code_")) else numbers)
+            sign = "FAILS" if _FAILS[rule.fails](measured_N, threshold)[0] else "fine"
+            lines.append(
+                f"{rule.name}: {_shown(measured_N[0], threshold)}, {sign} (fails if {rule.fails} {threshold:g})"
+            )
+        return lines
+
+    def _measured(
+        self, batch: pa.RecordBatch, rules: list[Rule]
+    ) -> tuple[pa.Array, Numbers, Numbers, np.ndarray]:
+        """`(texts after the line rules, numbers, numbers of these texts, bool [N] scripts without spaces)`."""
         texts = batch.column("text")
         lists = STOP_WORDS if self.stop_words is None else {"given": self.stop_words}
-        rules = self._asked()
         ngrams = any(rule.field in _NGRAMS for rule in rules)
         short = self.limit("short_line_length") or 0
         numbers, found_NL = measure(*text_buffers(texts), ngrams, short, lists)
@@ -211,11 +239,7 @@ class Rules(RowStage):
             numbers |= line_numbers
             later, _ = measure(*text_buffers(texts), False, short, {})
         later["unbroken"] = later["characters"] - later["newlines"]
-        reasons, values = self._first_failures(rules, numbers, later, unspaced_N)
-        dropped_N = np.array([reason is not None for reason in reasons], bool)
-        if self.limit("line_rules") and not self.mark:  # a dropped document keeps its text: people look at it
-            batch = with_column(batch, "text", pc.if_else(pa.array(dropped_N), batch.column("text"), texts))
-        return give_verdict(self, batch, dropped_N, reasons, values)
+        return texts, numbers, later, unspaced_N
 
     def _asked(self) -> list[Rule]:
         lines = self.limit("line_rules")

@@ -12,6 +12,7 @@ SEED = np.uint64(0x13198A2E03707344)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _8, _29, _64 = np.uint64(8), np.uint64(29), np.uint64(64)
+_LOW, _HIGH = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF00000000)
 
 
 @njit(inline="always")
@@ -60,13 +61,35 @@ def hash_text(text: str) -> int:
 
 
 @njit(cache=True, nogil=True)
-def add(keys, stamps, stamp, mask, key):
-    """`(slot, whether the key was there)` in a hash set; a slot is taken if it has the stamp of this use."""
+def room_for(most):
+    """Slots of a set for that many keys: a power of two, at most two thirds taken."""
+    size = 64
+    while 2 * size < 3 * most:
+        size *= 2
+    return size
+
+
+@njit(cache=True, nogil=True)
+def clear(table, most):
+    """Empties a hash set for `most` different keys; returns the mask of its slots. The table must have room: `room_for`."""
+    mask = room_for(most) - 1
+    table[: mask + 1] = 0
+    return mask
+
+
+@njit(inline="always")
+def add(table, keys, mask, used, key):
+    """`(number of the key, whether it was there)` in a hash set; a new key gets the number `used` and stands in keys[used].
+
+    A slot holds the upper half of a key and its number plus 1: 8 bytes, so that a set of many keys stays near.
+    """
     slot = np.int64(key & np.uint64(mask))
-    while stamps[slot] == stamp:
-        if keys[slot] == key:
-            return slot, True
+    high = key & _HIGH
+    while table[slot] != 0:
+        number = np.int64(table[slot] & _LOW) - 1
+        if table[slot] & _HIGH == high and keys[number] == key:
+            return number, True
         slot = (slot + 1) & mask
-    stamps[slot] = stamp
-    keys[slot] = key
-    return slot, False
+    table[slot] = high | np.uint64(used + 1)
+    keys[used] = key
+    return used, False

@@ -21,7 +21,7 @@ from stages.rules.columns import (
     UNITS_PER_WORD,
     WORDS,
 )
-from stages.rules.hashing import SEED, absorb, add, hash_bytes
+from stages.rules.hashing import SEED, absorb, add, clear, hash_bytes
 from stages.text.kernels import ALPHA, END, PUNCT, SYMBOL_TOKEN, UNIT_TOKEN, decode, mix, next_token
 from stages.text.memory import copy_bytes
 from stages.text.vectors import OVERREAD, load8, lowest, masks
@@ -180,95 +180,101 @@ def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, ou
 
 
 @njit(cache=True, nogil=True)
-def _top_ngram(words, ends, count, n, step, spaced, repeats, table, stamp, mask):
+def _top_ngram(words, ends, count, n, step, spaced, repeats, ids, times, table, keys):
     """Characters that the most frequent n-gram takes (the first of them, if several), joined by spaces where spaced.
 
     repeats  uint8: which (n - step)-grams stand more than once, all of them where step is 0; then, which n-grams do.
              An n-gram can only if the shorter ones at its beginning and end do.
     """
-    keys, stamps, counts, slots = table
     last = count - n + 1
-    best, at = 0, 0
+    if last <= 0:
+        return 0
+    candidates = last
+    if step:
+        candidates = 0
+        for i in range(last):
+            repeats[i] &= repeats[i + step]
+            candidates += repeats[i]
+    mask = clear(table, candidates)
+    used = 0
     for i in range(last):
-        if step and not (repeats[i] and repeats[i + step]):
-            slots[i] = -1
+        if step and not repeats[i]:
             continue
         state = SEED
         for j in range(n):
             state = absorb(state, words[i + j])
-        slot, there = add(keys, stamps, stamp, mask, mix(state))
-        counts[slot] = counts[slot] + 1 if there else 1
-        slots[i] = slot
+        number, there = add(table, keys, mask, used, mix(state))
+        if there:
+            times[number] += 1
+        else:
+            times[used] = 1
+            used += 1
+        ids[i] = number
+    best, at = 1, 0
     for i in range(last):
-        times = counts[slots[i]] if slots[i] >= 0 else 1
-        repeats[i] = times > 1
-        if times > best:
-            best, at = times, i
-    return best * (ends[at + n] - ends[at] + (n - 1) * spaced) if last > 0 else 0
+        if not step or repeats[i]:
+            repeats[i] = times[ids[i]] > 1
+            if times[ids[i]] > best:
+                best, at = times[ids[i]], i
+    return best * (ends[at + n] - ends[at] + (n - 1) * spaced)
 
 
 @njit(cache=True, nogil=True)
-def _find_repeats(letters, places, count, repeats, table, stamp, mask):
+def _find_repeats(letters, places, count, repeats, firsts, table, keys):
     """repeats[i]: whether the 16 bytes from word i on stand at another word too, or there are fewer."""
-    keys, stamps, firsts, _ = table
+    mask = clear(table, count)
     end = places[count]
+    used = 0
     for i in range(count):
         place = places[i]
         if place + _LOOK > end:
             repeats[i] = 1
             continue
         key = mix(absorb(absorb(SEED, load8(letters, place)), load8(letters, place + 8)))
-        slot, there = add(keys, stamps, stamp, mask, key)
+        number, there = add(table, keys, mask, used, key)
         repeats[i] = there
         if there:
-            repeats[firsts[slot]] = 1
+            repeats[firsts[number]] = 1
         else:
-            firsts[slot] = i
+            firsts[used] = i
+            used += 1
 
 
 @njit(cache=True, nogil=True)
-def _repeated_ngrams(letters, places, ends, count, n, repeats, table, stamp, mask):
+def _repeated_ngrams(letters, places, ends, count, n, repeats, table, keys):
     """Characters in n-grams that were there before, none overlapping another; n-grams are equal if their letters are."""
-    keys, stamps, _, _ = table
-    characters = 0
+    last = count - n + 1
+    candidates = 0
+    for i in range(last):
+        candidates += repeats[i] or places[i + n] - places[i] < _LOOK
+    if candidates < 2:
+        return 0
+    mask = clear(table, candidates)
+    characters = used = 0
     i = 0
-    while i <= count - n:
+    while i < last:
         if not repeats[i] and places[i + n] - places[i] >= _LOOK:
             i += 1
             continue
-        _, there = add(keys, stamps, stamp, mask, hash_bytes(letters, places[i], places[i + n]))
+        _, there = add(table, keys, mask, used, hash_bytes(letters, places[i], places[i + n]))
         if there:
             characters += ends[i + n] - ends[i]
             i += n
         else:
+            used += 1
             i += 1
     return characters
 
 
 @njit(cache=True, nogil=True)
-def measure_ngrams(scratch, count, unspaced, repeats, table, stamp, mask, out):
-    """The statistics of n-grams; returns the last stamp used. `repeats` and the fourth array of the table have `count` places."""
+def measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, out):
+    """The statistics of n-grams. The arrays have `count` places, the table `room_for` them."""
     words, places, ends, letters = scratch
     factor = UNITS_PER_WORD if unspaced else 1
     for k in range(_TOP_COUNT):
-        stamp += np.uint32(1)
-        out[TOP + k] = _top_ngram(
-            words,
-            ends,
-            count,
-            factor * (_TOP_FIRST + k),
-            factor if k else 0,
-            not unspaced,
-            repeats,
-            table,
-            stamp,
-            mask,
-        )
-    stamp += np.uint32(1)
-    _find_repeats(letters, places, count, repeats, table, stamp, mask)
+        n, step = factor * (_TOP_FIRST + k), factor if k else 0
+        out[TOP + k] = _top_ngram(words, ends, count, n, step, not unspaced, repeats, ids, times, table, keys)
+    _find_repeats(letters, places, count, repeats, ids, table, keys)
     for k in range(_REPEATED_COUNT):
-        stamp += np.uint32(1)
-        out[REPEATED_NGRAMS + k] = _repeated_ngrams(
-            letters, places, ends, count, factor * (_REPEATED_FIRST + k), repeats, table, stamp, mask
-        )
-    return stamp
+        n = factor * (_REPEATED_FIRST + k)
+        out[REPEATED_NGRAMS + k] = _repeated_ngrams(letters, places, ends, count, n, repeats, table, keys)

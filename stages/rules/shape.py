@@ -168,21 +168,23 @@ def _characters(data, start, end):
 
 
 @njit(cache=True, nogil=True)
-def _end_paragraph(state, length, keys, stamps, stamp, mask, out):
-    _, there = add(keys, stamps, stamp, mask, mix(state ^ _PARAGRAPH))
+def _end_paragraph(state, length, table, keys, mask, used, out):
+    """Counts a paragraph; the number of keys in the set."""
+    _, there = add(table, keys, mask, used, mix(state ^ _PARAGRAPH))
     out[PARAGRAPHS] += 1
     out[DUP_PARAGRAPHS] += there
     out[DUP_PARAGRAPH_CHARACTERS] += length if there else 0
+    return used if there else used + 1
 
 
 @njit(cache=True, nogil=True)
-def measure_shape(data, start, end, classes, short, keys, stamps, stamp, mask, out):
-    """Adds the numbers of one text to `out`, which is zero before; the set must have room for twice as many lines.
+def measure_shape(data, start, end, classes, short, table, keys, mask, out):
+    """Adds the numbers of one text to `out`, which is zero before; the set must be empty, with room for twice as many lines.
 
     Paragraphs are those of the text without white space at its ends: runs of lines that are not empty.
     """
     first, stop = stripped(data, start, end, classes)
-    empties = 0
+    empties = used = 0
     paragraph, length, lines = SEED, 0, 0
     i = start
     while True:
@@ -199,11 +201,12 @@ def measure_shape(data, start, end, classes, short, keys, stamps, stamp, mask, o
             # re.split("\n+") has an empty piece at each end of the text, none inside
             empties += i in (start, end)
             if lines:
-                _end_paragraph(paragraph, length, keys, stamps, stamp, mask, out)
+                used = _end_paragraph(paragraph, length, table, keys, mask, used, out)
                 paragraph, length, lines = SEED, 0, 0
         else:
             key = hash_bytes(data, begin, i)
-            _, there = add(keys, stamps, stamp, mask, key)
+            _, there = add(table, keys, mask, used, key)
+            used += not there
             out[LINES] += 1
             out[DUP_LINES] += there
             out[DUP_LINE_CHARACTERS] += characters if there else 0
@@ -224,7 +227,7 @@ def measure_shape(data, start, end, classes, short, keys, stamps, stamp, mask, o
             break
         i += 1
     if lines or out[PARAGRAPHS] == 0:
-        _end_paragraph(paragraph, length, keys, stamps, stamp, mask, out)
+        _end_paragraph(paragraph, length, table, keys, mask, used, out)
     edges = min(empties, 2)
     out[LINES] += edges
     out[DUP_LINES] += edges == 2

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, types
 
 from stages.rules.columns import CHARACTERS, COLUMN, NAMES, NEWLINES, UNITS, UNSPACED_FROM, WORDS
-from stages.rules.hashing import hash_text
+from stages.rules.hashing import clear, hash_text, room_for
 from stages.rules.ngrams import collect_stop_words, measure_ngrams, new_scratch, read_words
 from stages.rules.shape import count_newlines, measure_shape
 from stages.text.kernels import BYTES, CLASSES, HASHES, OFFSETS, TABLE
@@ -23,17 +23,6 @@ _NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
 _STOP_WORDS = types.Tuple((HASHES, _NUMBERS, _NUMBERS))
 
 
-@njit(cache=True, nogil=True)
-def _new_table(size):
-    """A set of `size` places (a power of two) with two numbers for each: keys, stamps, numbers, more numbers."""
-    return (
-        np.empty(size, np.uint64),
-        np.zeros(size, np.uint32),
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-    )
-
-
 @njit(
     types.void(BYTES, OFFSETS, TABLE, types.boolean, types.int64, _STOP_WORDS, _OUT, _MASKS),
     cache=True,
@@ -41,9 +30,8 @@ def _new_table(size):
 )
 def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_masks):
     scratch = new_scratch()
-    table = _new_table(4096)
-    repeats = np.empty(4096, np.uint8)
-    stamp = np.uint32(0)
+    table, keys = np.empty(room_for(1024), np.uint64), np.empty(1024, np.uint64)
+    repeats, ids, times = np.empty(1024, np.uint8), np.empty(1024, np.int32), np.empty(1024, np.int32)
     stop_hashes = stop_words[0]
     seen = np.zeros(len(stop_hashes), np.int32)
     for row in range(len(offsets) - 1):
@@ -56,18 +44,16 @@ def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_mas
         count = numbers[WORDS]
         unspaced = numbers[UNITS] * UNSPACED_FROM > count
         numbers[NEWLINES] = numbers[CHARACTERS] = count_newlines(data, start, end)
-
-        mask = 1023
-        while mask < 2 * count or mask < 4 * (numbers[NEWLINES] + 1):
-            mask = 2 * mask + 1
-        if mask >= len(table[0]):
-            table, repeats = _new_table(mask + 1), np.empty(mask + 1, np.uint8)
-            stamp = np.uint32(0)
-        stamp += np.uint32(1)
+        pieces = 2 * (numbers[NEWLINES] + 1)  # lines and paragraphs
+        most = max(count, pieces)
+        if most > len(keys):
+            most *= 2
+            table, keys = np.empty(room_for(most), np.uint64), np.empty(most, np.uint64)
+            repeats, ids, times = np.empty(most, np.uint8), np.empty(most, np.int32), np.empty(most, np.int32)
         limit = short // 2 if unspaced else short
-        measure_shape(data, start, end, classes, limit, table[0], table[1], stamp, mask, numbers)
+        measure_shape(data, start, end, classes, limit, table, keys, clear(table, pieces), numbers)
         if ngrams:
-            stamp = measure_ngrams(scratch, count, unspaced, repeats, table, stamp, mask, numbers)
+            measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, numbers)
 
 
 @functools.lru_cache(maxsize=8)

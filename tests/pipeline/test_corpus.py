@@ -106,13 +106,13 @@ def test_without_stages_the_default_ones_run(read):
     assert read(NO_STAGES).stages == ()
 
 
-def test_the_whole_grammar_is_understood_and_only_what_is_not_built_is_refused(wrong):
+def test_the_whole_grammar_is_understood_and_only_what_is_not_there_is_refused(wrong):
     Path("lists").mkdir()
     Path("lists/domains.txt").write_text("example.com\n", encoding="utf-8")
     problems = wrong(WHOLE)
-    assert {problem.code for problem in problems} == {"C009"}
+    assert {problem.code for problem in problems} == {"C015"}
     named = " / ".join(problem.message for problem in problems)
-    parts = ("repeated-lines", "quality", "decontaminate")
+    parts = ("quality: there is no model file `models/edu.bin`", "decontaminate: `benchmarks` names no file: benchmarks/*.jsonl")
     for part in parts:
         assert part in named
     assert len(problems) == len(parts)

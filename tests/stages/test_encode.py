@@ -71,6 +71,12 @@ def added(content: str, number: int, special: bool = False) -> dict[str, Any]:
     return {"id": number, "content": content, "special": special, **flags}
 
 
+def merged_outside_of_the_alphabet() -> bytes:
+    model = json.loads(spec())["model"]
+    vocab = {**model["vocab"], "\u4e2d": 6000, "\u4e2da": 6001}
+    return remodelled(vocab=vocab, merges=[*model["merges"], "\u4e2d a"])
+
+
 def by_library(content: bytes, texts: list[str]) -> list[list[int]]:
     library = Tokenizer.from_buffer(content)
     library.encode_special_tokens = True
@@ -147,6 +153,7 @@ def test_added_tokens_that_are_not_special_are_found_as_the_library_finds_them(t
             "pre-token",
         ),
         (lambda: remodelled(byte_fallback=True), "byte_fallback"),
+        (lambda: merged_outside_of_the_alphabet(), "stand for no byte"),
         (
             lambda: changed(model={"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}),
             "WordLevel",
@@ -202,12 +209,25 @@ def test_nulls_slices_and_empty_arrays() -> None:
     assert encoded(encoder, []) == []
 
 
-def test_a_full_table_of_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"SHORT_PIECES": 8},
+        {"LONG_PIECES": 8},
+        {"KEPT_IDS": 64},
+        {"SHORT_PIECES": 64, "LONG_PIECES": 32, "KEPT_IDS": 128},
+    ],
+)
+def test_full_tables_of_pieces_change_nothing(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(1)
     texts = ["".join(rng.choices(SAMPLE, k=400)) for _ in range(200)]
     expected = encoded(Encoder.load(spec()), texts)
-    monkeypatch.setattr(piece_cache, "CACHE_PIECES", 10)
-    monkeypatch.setattr(piece_cache, "CACHE_BYTES", 64)
+    monkeypatch.setattr(piece_cache, "_FIRST", 8)
+    for name, limit in limits.items():
+        monkeypatch.setattr(piece_cache, name, limit)
     encoder = Encoder.load(spec())
     assert [encoded(encoder, [text])[0] for text in texts] == expected
 

@@ -84,7 +84,9 @@ def test_numbering_goes_there_and_back():
     assert codes.max() < numbering.codes(parts[0], np.array([0]))[0]  # rank 0 is better than rank 3
     index, row = numbering.locate(codes)
     assert (index.tolist(), row.tolist()) == ([7] * 5, [0, 1, 2, 3, 4])
-    np.testing.assert_array_equal(numbering.codes_of(np.arange(10, 15, dtype=np.uint64)), codes)
+    assert numbering.fixed_end == 0
+    with pytest.raises(ValueError, match="64 different priorities"):
+        Numbering((PartInfo(0, "a", 64, 0, 1),))
     with pytest.raises(ValueError, match="more than one deduplication can number"):
         Numbering((PartInfo(0, "a", 0, 1 << 34, 1),))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,17 @@ from stages.document import DOCUMENT
 from stages.stage import REGISTRY, RowStage, stage_class
 from tests.stages.scripts_corpus import TEXTS, batch
 
+HERE = Path(__file__).parent
 SETTINGS: dict[str, list[dict]] = {
+    "decontaminate": [{"benchmarks": str(HERE / "items.jsonl")}, {"benchmarks": str(HERE / "items.jsonl"), "mark": True}],
     "extract": [{}],
     "urls": [{}],
+    "words": [{"lists": {"any": str(HERE / "listed.txt")}}, {"lists": {"zh": str(HERE / "listed.txt")}, "mark": True}],
+    "datatrove": [
+        {"filter": "GopherQualityFilter"},
+        {"filter": "C4QualityFilter", "options": {"min_num_sentences": 1}},
+        {"filter": "FineWebQualityFilter", "mark": True},
+    ],
     "normalize": [{}, {"mark": True}],
     "language": [{}, {"keep": ["zh", "en"]}, {"keep": ["zh"], "mark": True, "look_at": 64}],
     "rules": [{"preset": p} for p in ("gopher", "c4", "fineweb", "code")] + [{"mark": True, "preset": "c4"}],

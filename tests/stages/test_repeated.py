@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline.sealed import arrow_table
+from stages.cutting import line_bounds
 from stages.document import document_batch, text_buffers
-from stages.repeated import RepeatedLines, line_hashes
+from stages.repeated import RepeatedLines
 from tests.pipeline.corpora import document, run_build, snapshot, write_config, write_jsonl
 from tests.stages.bsp import run_global
 from tests.stages.scripts_corpus import TEXTS
@@ -129,7 +130,7 @@ def test_every_script_and_no_document_at_all(tmp_path):
 def test_lines_are_all_of_the_text(paragraphs):
     texts = [*TEXTS.values(), "\n\na\nb\n\n\nc", "x\n", "\n"]
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
-    _, bounds, starts, stops = line_hashes(data, offsets, paragraphs)
+    bounds, starts, stops = line_bounds(data, offsets, paragraphs)
     for text, (low, high) in zip(texts, itertools.pairwise(bounds.tolist()), strict=True):
         lines = [bytes(data[a:b]).decode() for a, b in zip(starts[low:high], stops[low:high], strict=True)]
         whole = "\n".join(lines)

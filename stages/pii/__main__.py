@@ -1,0 +1,5 @@
+"""`python -m stages.pii "text"`."""
+
+from stages.attempt import main
+
+main("pii")

@@ -1,0 +1,5 @@
+"""`python -m stages.rules "text"`."""
+
+from stages.attempt import main
+
+main("rules")

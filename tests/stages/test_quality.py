@@ -1,0 +1,182 @@
+"""Quality: training that repeats, scores that do not depend on line breaks, the best share by bytes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.sealed import arrow_table
+from stages.document import text_buffers
+from stages.quality import Quality
+from stages.scoring import STEPS, load_scorer, read_card, spaced
+from stages.text import words
+from stages.train_quality import Settings, read_texts, train
+from tests.pipeline.corpora import document, run_build, write_config, write_jsonl
+from tests.stages.bsp import parts_of, run_global
+from tests.stages.scripts_corpus import TEXTS
+
+SPAM = ["buy", "cheap", "pills", "casino", "click", "bonus", "winner", "free", "offer", "deal", "优惠", "点击", "免费"]
+
+
+def spam(seed: int, size: int = 60) -> str:
+    return " ".join(random.Random(seed).choices(SPAM, k=size))
+
+
+GOOD = [document(i, 60) for i in range(80)]
+BAD = [spam(i) for i in range(80)]
+SMALL = Settings(epoch=10, dim=8, bucket=100_000, min_count=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model") / "toy.bin"
+    train(GOOD, BAD, path, SMALL)
+    return str(path)
+
+
+def scores(model: str, *texts: str, form: str | None = None) -> list[int]:
+    return load_scorer(model, None, form).score(*text_buffers(pa.array(texts, pa.large_string()))).tolist()
+
+
+def run(model: str, texts: list[str], tmp_path: Path, sizes: list[int] | None = None, **settings) -> list[dict]:
+    ran = run_global(Quality(model=model, **settings), parts_of(texts, sizes or [len(texts)]), tmp_path)
+    return [row for part in ran.apply().values() for batch in part for row in batch.to_pylist()]
+
+
+def test_training_repeats_and_its_card_says_how_right_it_is(model, tmp_path):
+    card = train(reversed(GOOD), BAD, tmp_path / "again.bin", SMALL)
+    assert (tmp_path / "again.bin").read_bytes() == Path(model).read_bytes()
+    assert card == read_card(model)
+    assert card["trained_on"]["good"] + card["tested_on"]["good"] == len(GOOD)
+    assert [(row["precision"], row["recall"]) for row in card["curve"] if row["threshold"] == 0.5] == [(1.0, 1.0)]
+    with pytest.raises(ValueError, match="only 5 different bad texts"):
+        train(GOOD, BAD[:5], tmp_path / "no.bin", SMALL)
+
+
+def test_texts_of_training_come_from_any_files(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [*GOOD[:30], *GOOD[:5]])
+    (tmp_path / "b.txt").write_text("One text.\n", encoding="utf-8")
+    patterns = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
+    assert sorted(read_texts(patterns, None, 100)) == sorted([*GOOD[:30], "One text.\n"])
+    assert len(read_texts(patterns, None, 7)) == 7
+
+
+def test_spam_scores_below_prose_in_every_form(model):
+    good, bad = scores(model, *GOOD[:5], document(500)), scores(model, *BAD[:5], spam(500))
+    assert min(good) > STEPS // 2 > max(bad)
+    assert scores(model, "", " \n", "😀") [:2] == [0, 0]
+    assert scores(model) == []
+
+
+def test_breaks_are_spaces_and_labels_are_words(model):
+    text = "One line\nand another\r\none\u2028more\u0085or\x0bless __label__bad"
+    flat = re.sub("[\n\r\u2028\u0085\x0b]", " ", text)
+    for form in ("plain", "words"):
+        one, two = scores(model, text, flat, form=form)
+        assert one == two
+
+
+def test_words_have_one_space_between_them():
+    texts = [*TEXTS.values(), "a,b  c!!\nd", "__label__x"]
+    data, offsets = spaced(*text_buffers(pa.array(texts, pa.large_string())))
+    for text, (a, b) in zip(texts, itertools.pairwise(offsets.tolist()), strict=True):
+        pieces = bytes(data[a:b]).decode().split(" ")[:-1]
+        assert [piece for piece in pieces if words(piece)] == words(text)
+        assert "" not in pieces
+
+
+def test_low_scores_go_and_marks_change_nothing(model, tmp_path):
+    texts = [GOOD[0], BAD[0], GOOD[1], BAD[1], ""]
+    rows = run(model, texts, tmp_path / "a", min_score="50%", column="edu")
+    assert [row["drop"] for row in rows] == [None, "quality.low", None, "quality.low", "quality.low"]
+    assert rows[1]["drop_value"] == f"{rows[1]['quality.edu']:.4f} < 0.5"
+    assert all((row["quality.edu"] * STEPS).is_integer() for row in rows)
+    marked = run(model, texts, tmp_path / "b", min_score="50%", mark=True)
+    assert {row["drop"] for row in marked} == {None}
+    assert [row["mark.quality"] for row in marked] == [row["drop"] for row in rows]
+    assert {row["drop"] for row in run(model, texts, tmp_path / "c")} == {None}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 1.0])
+def test_the_best_share_of_bytes_stays(model, tmp_path, share):
+    texts = [document(i, 20 + 7 * (i % 5)) if i % 3 else spam(i, 10 + i) for i in range(40)]
+    rows = run(model, texts, tmp_path, [13, 0, 20, 7], keep_top=share)
+    kept = [row for row in rows if row["drop"] is None]
+    gone = [row for row in rows if row["drop"] == "quality.below-top"]
+    assert len(kept) + len(gone) == len(rows)
+    size = [len(row["text"].encode()) for row in rows]
+    kept_size = sum(len(row["text"].encode()) for row in kept)
+    assert kept_size >= share * sum(size)
+    order = sorted(rows, key=lambda row: (-row["quality.score"], row["id"]))
+    assert [row["id"] for row in order[: len(kept)]] == sorted(
+        (row["id"] for row in kept), key=[row["id"] for row in order].index
+    )
+    last = len(order[len(kept) - 1]["text"].encode())
+    assert kept_size - last < share * sum(size)  # one document less would be too few
+
+
+def test_equal_scores_go_by_id_and_parts_change_nothing(model, tmp_path):
+    texts = [GOOD[0]] * 10
+    rows = run(model, texts, tmp_path / "a", [10], keep_top="45%")
+    ids = sorted(row["id"] for row in rows)
+    assert sorted(row["id"] for row in rows if row["drop"] is None) == ids[:5]
+    mixed = [GOOD[i] if i % 2 else BAD[i] for i in range(30)]
+    one, other = (
+        {row["text"]: row["drop"] for row in run(model, mixed, tmp_path / str(len(sizes)), sizes, keep_top="30%")}
+        for sizes in ([30], [10, 10, 10])
+    )
+    assert sum(drop is None for drop in one.values()) == sum(drop is None for drop in other.values())
+
+
+def test_each_source_has_a_share_of_its_own(model, tmp_path):
+    parts = parts_of([*GOOD[:10], *BAD[:10]], [10, 10])
+    ran = run_global(Quality(model=model, keep_top="50%"), parts, tmp_path, sources=["web", "books"])
+    kept = [sum(b.column("drop").null_count for b in part) for part in ran.apply().values()]
+    assert kept[0] in (5, 6)
+    assert kept[1] in (5, 6)
+
+
+def test_low_paragraphs_are_cut_before_the_document_is_scored(model, tmp_path):
+    text = f"{GOOD[3]}\n\n{BAD[3]}\n\nshort\n{GOOD[4]}"
+    whole, cut = run(model, [text], tmp_path / "a")[0], run(model, [text], tmp_path / "b", min_paragraph="50%")[0]
+    assert cut["text"] == f"{GOOD[3]}\n\nshort\n{GOOD[4]}"
+    assert cut["quality.score.cut"] == 1
+    assert cut["quality.score"] > whole["quality.score"]
+    assert cut["quality.score"] * STEPS == scores(model, cut["text"])[0]
+
+
+def test_a_model_that_cannot_work_is_refused(model, tmp_path):
+    assert "no model file" in Quality(model=str(tmp_path / "none.bin")).problems()[0]
+    (tmp_path / "bad.bin").write_bytes(b"no model")
+    assert "no fastText model" in Quality(model=str(tmp_path / "bad.bin")).problems()[0]
+    assert "no label `best`; it has" in Quality(model=model, label="best").problems()[0]
+    assert Quality(model=model, label="bad").problems() == []
+    assert Quality(model=model).recipe()["form"] == "words"
+
+
+def test_a_build_keeps_the_best(model, tmp_path):
+    write_jsonl(tmp_path / "in" / "web" / "0.jsonl", [GOOD[i] if i % 2 else BAD[i] for i in range(40)])
+    write_jsonl(tmp_path / "in" / "books" / "all.jsonl", GOOD[40:60])
+    stages = f"  - quality: {{model: {model}, only: [web], keep_top: 40%, column: q, min_paragraph: 1%}}\n"
+    result = run_build(write_config(tmp_path, tmp_path / "in", stages), ["holdout.share=0"])
+    count = next(c for c in result.accounts["web"] if c.stage == "quality")
+    assert count.dropped["quality.below-top"] == count.documents_in - count.documents_out >= 20
+    docs = arrow_table(next((tmp_path / "out" / "shards" / "web").glob("docs-*.arrow")))
+    assert min(docs.column("quality.q").to_pylist()) > 0.5
+    assert np.all(np.array(docs.column("quality.q.cut").to_pylist()) >= 0)
+
+
+@pytest.mark.data
+def test_lines_of_the_case_are_spaces(shared, model):
+    rows = [json.loads(line) for line in (shared / "cases" / "inputs" / "multiline.jsonl").read_bytes().split(b"\n") if line]
+    texts = [row["text"] for row in rows]
+    flat = [re.sub("[\n\r\u2028]", " ", text) for text in texts]
+    for form in ("plain", "words"):
+        assert scores(model, *texts, form=form) == scores(model, *flat, form=form)
