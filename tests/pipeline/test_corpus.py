@@ -112,7 +112,7 @@ def test_the_whole_grammar_is_understood_and_only_what_is_not_built_is_refused(w
     problems = wrong(WHOLE)
     assert {problem.code for problem in problems} == {"C009"}
     named = " / ".join(problem.message for problem in problems)
-    parts = ("repeated-lines", "quality", "decontaminate")
+    parts = ("quality", "decontaminate")
     for part in parts:
         assert part in named
     assert len(problems) == len(parts)

@@ -10,7 +10,14 @@ import pytest
 from datasketch import MinHash
 from datasketch.lsh import _optimal_param
 
-from stages.bands import DATASKETCH, VERIFIED, choose_bands, collision_curve, collision_probability, selective_bands
+from stages.bands import (
+    DATASKETCH,
+    VERIFIED,
+    choose_bands,
+    collision_curve,
+    collision_probability,
+    selective_bands,
+)
 from stages.clusters import compare_pairs, compare_runs
 from stages.signature import Permutations, needed, sign, similarity
 
