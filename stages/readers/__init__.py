@@ -21,6 +21,6 @@ from stages.readers.template import CHAT, parse_template
 __all__ = [
     "CHAT", "DAMAGE_REASONS", "FORMATS", "REJECT_REASONS",
     "Damaged", "FileSlice", "Found", "Listing", "ReadSettings", "Reject", "Skipped",
-    "compression_of", "guess_format", "line_number", "list_files", "parse_template", "read_slice",
+    "compression_of", "guess_format", "line_number", "list_files", "parse_template", "read_slice", "recipe",
     "split_points",
 ]  # fmt: skip
