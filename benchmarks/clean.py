@@ -21,7 +21,12 @@ from benchmarks.rules import fast_words, filters, verdict
 from benchmarks.texts import mixture
 from stages.stage import RowStage, stage_class
 
-CHAIN: tuple[tuple[str, dict], ...] = (("normalize", {}), ("language", {}), ("rules", {"preset": "fineweb"}), ("pii", {}))
+CHAIN: tuple[tuple[str, dict], ...] = (
+    ("normalize", {}),
+    ("language", {}),
+    ("rules", {"preset": "fineweb"}),
+    ("pii", {}),
+)
 
 
 def main() -> None:
@@ -44,7 +49,10 @@ def main() -> None:
             spent[stage.name] += seconds
             batch = batch.filter(pc.is_null(batch.column("drop")))
     ours = size / sum(spent.values())
-    for name, language, part in (("datatrove, fast words", fast_words(), 10), ("datatrove, spaCy", "eng", 100)):
+    for name, language, part in (
+        ("datatrove, fast words", fast_words(), 10),
+        ("datatrove, spaCy", "eng", 100),
+    ):
         if language == "eng" and importlib.util.find_spec("spacy") is None:
             print("spaCy is not installed: datatrove's default is not measured")
             continue

@@ -31,7 +31,9 @@ def main() -> None:
     documents = [row for _, row in found if "leaks" in row]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": row["id"], "text": row["text"]}) + b"\n" for row in items))
+        path.write_bytes(
+            b"".join(orjson.dumps({"id": row["id"], "text": row["text"]}) + b"\n" for row in items)
+        )
         for ngram in (13,) if options.quick else (8, 10, 13):
             stage = Decontaminate(benchmarks=str(path), ngram=ngram)
             if wrong := stage.problems():

@@ -5,8 +5,9 @@
 DIR holds `docs.jsonl.zst` and `pairs.jsonl.zst`, itself or below it. Similarities are exact over the word 5-grams of this
 project (of Chinese and Japanese: characters), computed anew for each pair that is listed; unlisted ones are below 0.1.
 
-neardup.collisions.J    share of pairs of that decile that meet in a band, minus what theory says, in standard errors
-                        over the seeds
+neardup.collisions.J    share of pairs of that decile that meet in a band, what theory says, and how many standard errors
+                        lie between. Variants of one text meet or miss each other together, so a group of variants gives
+                        one pair a decile, and the error is that of independent cases
 neardup.found           of pairs with J >= t + 0.1, those with a side removed
 neardup.wrong           of documents removed, those whose survivor has J < t - 0.15
 neardup.template        of template pages without a near copy, those kept
@@ -52,6 +53,7 @@ class Documents:
         rows = read(folder / "docs.jsonl.zst")
         self.texts = pa.array([row["text"] for row in rows], pa.large_string())
         self.cjk = np.array([row["lang"][:2] in ("zh", "ja") for row in rows])
+        self.groups = [row["group"] for row in rows]
         self.template = np.array([row["kind"] == "template" for row in rows])
         place = {row["id"]: i for i, row in enumerate(rows)}
         listed = read(folder / "pairs.jsonl.zst")
@@ -61,6 +63,18 @@ class Documents:
         self.pairs = np.array(pairs)
         self.similarity = np.array([_jaccard(sets[a], sets[b]) for a, b in pairs])
         self.known = dict(zip(pairs, self.similarity.tolist(), strict=True))
+
+
+    def apart(self, pairs: np.ndarray) -> np.ndarray:
+        """Some of these pairs (row numbers), in an order drawn once, so that each group of variants is in one at most."""
+        used: set[str] = set()
+        chosen = []
+        for pair in np.random.default_rng(0).permutation(pairs).tolist():
+            groups = {self.groups[row] for row in self.pairs[pair]}
+            if not groups & used:
+                used |= groups
+                chosen.append(pair)
+        return np.array(chosen, np.int64)
 
 
 def _jaccard(left: np.ndarray, right: np.ndarray) -> float:
@@ -80,14 +94,16 @@ def collisions(report: Report, documents: Documents, seeds: int) -> None:
     theory = np.array([collision_probability(j, *MinhashDedup().shape) for j in documents.similarity])
     measured = np.array(met, float)
     for decile in range(10):
-        chosen = (documents.similarity >= decile / 10) & (documents.similarity < decile / 10 + 0.1)
-        chosen |= (documents.similarity == 1) & (decile == 9)
-        rates, expected = measured[:, chosen].mean(1), theory[chosen].mean()
-        error = max(rates.std(ddof=1) / np.sqrt(seeds), np.sqrt(expected * (1 - expected) / chosen.sum() / seeds))
+        inside = (documents.similarity >= decile / 10) & (documents.similarity < decile / 10 + 0.1)
+        inside |= (documents.similarity == 1) & (decile == 9)
+        chosen = documents.apart(np.flatnonzero(inside))
+        cases = len(chosen) * seeds
+        rate, expected = float(measured[:, chosen].mean()), float(theory[chosen].mean())
+        error = np.sqrt((theory[chosen] * (1 - theory[chosen])).mean() / cases)
         name = f"neardup.collisions.{decile / 10:.1f}"
-        report.accuracy(name, "measured rate", float(rates.mean()), int(chosen.sum()))
-        report.accuracy(name, "expected rate", float(expected), int(chosen.sum()))
-        report.accuracy(name, "standard errors apart", float((rates.mean() - expected) / max(error, 1e-9)), seeds)
+        report.accuracy(name, "measured rate", rate, cases)
+        report.accuracy(name, "expected rate", expected, cases)
+        report.accuracy(name, "standard errors apart", float((rate - expected) / max(error, 1e-9)), cases)
 
 
 def removal(documents: Documents, seed: int) -> tuple[set[int], list[tuple[int, int, float]]]:
@@ -138,7 +154,7 @@ def main() -> None:
         raise SystemExit(f"no docs.jsonl.zst below {chosen.data}")
     for folder in found:
         documents = Documents(folder)
-        collisions(report, documents, 4 if chosen.quick else 24)
+        collisions(report, documents, 8 if chosen.quick else 64)
         quality(report, documents, 1 if chosen.quick else 4)
     report.close()
 

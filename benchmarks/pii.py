@@ -83,10 +83,16 @@ def main() -> None:
     agree: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for row in all_rows:
-        if "valid" in row and (kind := TYPES.get(row.get("type", ""))) and (value := row.get("value") or row.get("text")):
+        if (
+            "valid" in row
+            and (kind := TYPES.get(row.get("type", "")))
+            and (value := row.get("value") or row.get("text"))
+        ):
             group = f"{kind} {'valid' if row['valid'] else 'invalid'}"
             total[group] += 1
-            agree[group] += any(s.kind == kind and s.stop - s.start == len(value) for s in find_spans(value)) == bool(row["valid"])
+            agree[group] += any(
+                s.kind == kind and s.stop - s.start == len(value) for s in find_spans(value)
+            ) == bool(row["valid"])
     for group in sorted(total):
         report.accuracy(f"pii values {group}", "agreement", agree[group] / total[group], total[group])
     assert set(TYPES.values()) == set(KINDS)

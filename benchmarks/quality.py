@@ -52,11 +52,17 @@ def main() -> None:
     options = parser.parse_args()
     measure.one_core()
     report = measure.Report("quality", options)
-    found = [(name, row) for name, row in rows(options.data, "quality") if row.get("label") in (0, 1) and row.get("text")]
+    found = [
+        (name, row)
+        for name, row in rows(options.data, "quality")
+        if row.get("label") in (0, 1) and row.get("text")
+    ]
     human = [row for name, row in found if "human" in name]
     made = [row for name, row in found if "human" not in name]
     half = [xxhash.xxh3_64_intdigest(row["text"].encode()) & 1 for row in made]
-    seen, unseen = ([row for row, side in zip(made, half, strict=True) if side == wanted] for wanted in (0, 1))
+    seen, unseen = (
+        [row for row, side in zip(made, half, strict=True) if side == wanted] for wanted in (0, 1)
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bin"
         sides = ([row["text"] for row in seen if row["label"] == label] for label in (1, 0))

@@ -95,18 +95,25 @@ def main() -> None:
     ours = rate(lambda: statistics(data, offsets, True, 30, {"en": ENGLISH}), 1)
     batch = batch_of(texts.to_pylist())
     chain = rate(lambda: Rules(preset="fineweb", stop_words=ENGLISH).apply(batch), 1)
-    for name, language, part in (("datatrove, fast words", fast_words(), 10), ("datatrove, spaCy", "eng", 100)):
+    for name, language, part in (
+        ("datatrove, fast words", fast_words(), 10),
+        ("datatrove, spaCy", "eng", 100),
+    ):
         if language == "eng" and importlib.util.find_spec("spacy") is None:
             print("spaCy is not installed: datatrove's default is not measured")
             continue
         some = texts.to_pylist()[::part]
         theirs, made = _rates(pa.array(some)), filters(language)
         verdict(some[0], made)  # its caches
-        report.rate("rules.all", ours, "MB/s", theirs(lambda some=some, made=made: every(some, made), 1), name)  # type: ignore[misc]
+        report.rate(
+            "rules.all", ours, "MB/s", theirs(lambda some=some, made=made: every(some, made), 1), name
+        )  # type: ignore[misc]
         first = theirs(lambda some=some, made=made: [verdict(text, made) for text in some], 1)  # type: ignore[misc]
         report.rate("rules.fineweb", chain, "MB/s", first, name)
     for preset in ("gopher", "c4", "code"):
-        report.rate(f"rules.{preset}", rate(lambda preset=preset: Rules(preset=preset).apply(batch), 1), "MB/s")  # type: ignore[misc]
+        report.rate(
+            f"rules.{preset}", rate(lambda preset=preset: Rules(preset=preset).apply(batch), 1), "MB/s"
+        )  # type: ignore[misc]
     _same(report, mixture(2 if options.quick else 100).to_pylist())
     report.close()
 

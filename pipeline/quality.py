@@ -12,7 +12,13 @@ from stages.train_quality import Settings, read_texts, train
 
 
 def train_classifier(
-    good: Sequence[str], bad: Sequence[str], target: Path, text: str | None, limit: int, epochs: int, seed: int
+    good: Sequence[str],
+    bad: Sequence[str],
+    target: Path,
+    text: str | None,
+    limit: int,
+    epochs: int,
+    seed: int,
 ) -> tuple[str, dict[str, Any]]:
     """`(text for people, card)`. SpecError where the inputs are wrong, RunError where training fails."""
     try:
@@ -22,7 +28,9 @@ def train_classifier(
         raise SpecError(Problem("C015", str(error))) from error
     except RuntimeError as error:
         raise RunError(Problem("R001", str(error))) from error
-    rows = [f"  {row['threshold']:9g}  {row['precision']:9.3f}  {row['recall']:6.3f}" for row in card["curve"]]
+    rows = [
+        f"  {row['threshold']:9g}  {row['precision']:9.3f}  {row['recall']:6.3f}" for row in card["curve"]
+    ]
     trained, tested = card["trained_on"], card["tested_on"]
     return "\n".join(
         [

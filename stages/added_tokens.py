@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from stages.text.vectors import load8, lowest
+
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _PLACES = types.Array(types.int64, 1, "C", readonly=True)
 _FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
@@ -72,6 +74,7 @@ class _Search:
         np.cumsum([len(content) for content in ordered], out=self._offsets[1:])
         firsts = np.array([content[0] for content in ordered])
         self._ranges = np.searchsorted(firsts, np.arange(257))  # strings by their first byte
+        self._spread = np.unique(firsts).astype(np.uint64) * np.uint64(0x0101010101010101)
         self._starts = np.zeros(1 << 16, np.bool_)  # by two bytes of text: whether a string begins with them
         for content in ordered:
             follow = slice(content[1], content[1] + 1) if len(content) > 1 else slice(0, 256)
@@ -79,20 +82,12 @@ class _Search:
 
     def cut(self, data: np.ndarray, cuts: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cuts the parts with id -1 further, see `AddedTokens.find`."""
-        found = _find(
-            data,
-            cuts,
-            ids >= 0,
-            self._flat,
-            self._offsets,
-            self._ranges,
-            self._starts,
-            np.empty((0, 3), np.int64),
-        )
+        strings = (self._flat, self._offsets, self._ranges, self._spread, self._starts)
+        found = _find(data, cuts, ids >= 0, *strings, np.empty((0, 3), np.int64))  # type: ignore[call-arg]
         if found == 0:
             return cuts, ids
         matches = np.empty((found, 3), np.int64)
-        _find(data, cuts, ids >= 0, self._flat, self._offsets, self._ranges, self._starts, matches)
+        _find(data, cuts, ids >= 0, *strings, matches)  # type: ignore[call-arg]
         matches = matches[self._ids[matches[:, 2]] >= 0]
         finer = np.sort(np.concatenate([cuts, matches[:, 0], matches[:, 1]]))
         finer_ids = np.full(len(finer) - 1, -1, np.int32)
@@ -121,21 +116,25 @@ def replace_ids(
     return ids[keep], places[bounds[np.searchsorted(cuts, offsets)]]
 
 
+@njit(inline="always", cache=True, nogil=True)
+def _ahead(word, spread):  # type: ignore[no-untyped-def]
+    """How many of the eight bytes stand before the first that any string begins with."""
+    found = np.uint64(0)
+    for byte in spread:
+        other = word ^ byte  # the lowest byte that is 0 has its top bit set below
+        found |= (other - np.uint64(0x0101010101010101)) & ~other & np.uint64(0x8080808080808080)
+    return lowest(found) >> 3
+
+
 @njit(
     types.int64(
-        _BYTES,
-        _PLACES,
-        _FLAGS,
-        _BYTES,
-        types.int64[::1],
-        types.int64[::1],
-        types.boolean[::1],
+        _BYTES, _PLACES, _FLAGS, _BYTES, types.int64[::1], types.int64[::1], types.uint64[::1], types.boolean[::1],
         types.int64[:, ::1],
     ),
     cache=True,
     nogil=True,
-)
-def _find(data, cuts, done, flat, offsets, ranges, starts, matches):  # type: ignore[no-untyped-def]
+)  # fmt: skip
+def _find(data, cuts, done, flat, offsets, ranges, spread, starts, matches):  # type: ignore[no-untyped-def]
     """How many matches there are in parts that are not done; `matches` (start, end, string) gets as many as fit."""
     count = 0
     for part in range(len(done)):
@@ -143,6 +142,10 @@ def _find(data, cuts, done, flat, offsets, ranges, starts, matches):  # type: ig
         if done[part]:
             continue
         while at < end:
+            if at + 8 <= end:
+                at += _ahead(load8(data, at), spread)
+                if at == end or ranges[data[at]] == ranges[np.int64(data[at]) + 1]:
+                    continue
             first = np.int64(data[at])
             if ranges[first] == ranges[first + 1]:
                 at += 1

@@ -71,14 +71,18 @@ def shown(before: str, result: dict[str, Any]) -> str:
     elif len(before) <= _WHOLE:
         lines += ["the text is now:", result["text"]]
     else:
-        changes = difflib.unified_diff(before.split("\n"), result["text"].split("\n"), "before", "after", n=0, lineterm="")
+        changes = difflib.unified_diff(
+            before.split("\n"), result["text"].split("\n"), "before", "after", n=0, lineterm=""
+        )
         lines += ["the text changed:", *changes]
     return "\n".join(lines)
 
 
 def main(name: str) -> None:
     """The program behind `python -m stages.<name>`: text as an argument or on stdin."""
-    parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=f"What the stage {name} does to a text, and why.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m stages.{name}", description=f"What the stage {name} does to a text, and why."
+    )
     parser.add_argument("text", nargs="?", help="left out: it is read from stdin")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
@@ -88,4 +92,3 @@ def main(name: str) -> None:
     except ValueError as error:
         sys.exit(f"{name}: {error}")
     sys.stdout.buffer.write((shown(text, attempt(stage, text)) + "\n").encode("utf-8", "replace"))
-

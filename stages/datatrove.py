@@ -35,7 +35,11 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, str):
         try:
-            return json.loads({"True": "true", "False": "false", "None": "null", "yes": "true", "no": "false"}.get(value, value))
+            return json.loads(
+                {"True": "true", "False": "false", "None": "null", "yes": "true", "no": "false"}.get(
+                    value, value
+                )
+            )
         except ValueError:
             return str(value)
     return value
@@ -48,9 +52,14 @@ class Datatrove(RowStage):
     changes_text: ClassVar[bool] = True
 
     filter: Annotated[
-        str, Field(description="A class of datatrove.pipeline.filters, such as GopherQualityFilter, or module:Class.")
+        str,
+        Field(
+            description="A class of datatrove.pipeline.filters, such as GopherQualityFilter, or module:Class."
+        ),
     ]
-    options: Annotated[dict[str, Any], BeforeValidator(_plain), Field(description="What its constructor takes, by name.")] = {}
+    options: Annotated[
+        dict[str, Any], BeforeValidator(_plain), Field(description="What its constructor takes, by name.")
+    ] = {}
 
     def adds(self) -> dict[str, pa.DataType]:
         return mark_column(self)
@@ -76,7 +85,9 @@ class Datatrove(RowStage):
         reasons = [""] * len(batch)
         changed = False
         for row, text in enumerate(texts):
-            document = Document(text=text, id=ids[row].hex(), metadata=orjson.loads(metas[row]) if metas[row] else {})
+            document = Document(
+                text=text, id=ids[row].hex(), metadata=orjson.loads(metas[row]) if metas[row] else {}
+            )
             verdict = one.filter(document)
             passes, reason = verdict if isinstance(verdict, tuple) else (verdict, type(one).__name__)
             if not passes:
@@ -102,9 +113,13 @@ def _make(name: str, options: str) -> Any:
     place = importlib.import_module(module or _MODULE)
     found = getattr(place, attribute, None)
     if not inspect.isclass(found):
-        known = [key for key, value in vars(place).items() if inspect.isclass(value) and hasattr(value, "filter")]
+        known = [
+            key for key, value in vars(place).items() if inspect.isclass(value) and hasattr(value, "filter")
+        ]
         near = difflib.get_close_matches(attribute, known, 1, 0)
-        raise ValueError(f"{place.__name__} has no filter {attribute}; the nearest is {near[0] if near else 'none'}")
+        raise ValueError(
+            f"{place.__name__} has no filter {attribute}; the nearest is {near[0] if near else 'none'}"
+        )
     given = json.loads(options)
     if "language" in inspect.signature(found).parameters and "language" not in given:
         given["language"] = core_words()

@@ -26,6 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numba import njit, types
 
+from stages.text.vectors import load8
+
 PatternName = Literal["gpt2", "gpt4", "llama3", "qwen2"]
 
 LETTER, NUMBER, SPACE, HAN, NFC_UNSAFE = 1, 2, 4, 8, 16
@@ -357,11 +359,14 @@ def _cut(data, start, ends, limit, result):  # type: ignore[no-untyped-def]
 
 @njit(types.boolean[::1](_BYTES, _OFFSETS, _BYTES, types.int64), cache=True, nogil=True)
 def _any_of_class(data, offsets, table, bit):  # type: ignore[no-untyped-def]
-    """bool per text: whether any character has the class bit."""
+    """bool per text: whether any character has the class bit, which no ASCII character has."""
     found = np.zeros(len(offsets) - 1, np.bool_)
     for text in range(len(offsets) - 1):
         at, end = offsets[text], offsets[text + 1]
         while at < end:
+            if at + 8 <= end and load8(data, at) & np.uint64(0x8080808080808080) == 0:
+                at += 8
+                continue
             code, width = _character(data, at, end)
             if table[code] & bit:
                 found[text] = True

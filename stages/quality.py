@@ -101,7 +101,9 @@ class Quality(GlobalStage):
 
     def explain(self, batch: pa.RecordBatch) -> list[str]:
         scored = self.emit(batch, 0).to_pylist()[0]
-        low = f", {len(scored['low'])} of its paragraphs below {self.min_paragraph:g}" if scored["low"] else ""
+        low = (
+            f", {len(scored['low'])} of its paragraphs below {self.min_paragraph:g}" if scored["low"] else ""
+        )
         return [f"score {scored['score'] / STEPS:.4f}{low}"]
 
     def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:  # noqa: ARG002

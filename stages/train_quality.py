@@ -67,7 +67,9 @@ class Figures:
         return next((p, r) for t, p, r in self.curve if t == threshold)
 
 
-def train(good: Iterable[str], bad: Iterable[str], out: Path, settings: Settings, inputs: Sequence[str] = ()) -> dict[str, Any]:
+def train(
+    good: Iterable[str], bad: Iterable[str], out: Path, settings: Settings, inputs: Sequence[str] = ()
+) -> dict[str, Any]:
     """Trains on nine texts of ten, tests on the rest, writes `out` and its card; returns the card.
 
     inputs  what the texts came from, for the card
@@ -76,14 +78,20 @@ def train(good: Iterable[str], bad: Iterable[str], out: Path, settings: Settings
     texts = {GOOD: _unlike(good), BAD: _unlike(bad)}
     for label, found in texts.items():
         if len(found) < 20:
-            raise ValueError(f"only {len(found)} different {label.removeprefix('__label__')} texts: at least 20 are needed")
+            raise ValueError(
+                f"only {len(found)} different {label.removeprefix('__label__')} texts: at least 20 are needed"
+            )
     lines: list[str] = []
     tests: dict[str, list[str]] = {}
     for label, found in texts.items():
         held = [i for i, text in enumerate(found) if _key(text, settings.seed) % TEST_EVERY == 0] or [0]
         tests[label] = [found[i] for i in held]
-        lines += [f"{label} {line}" for line in _lines([found[i] for i in range(len(found)) if i not in set(held)])]
-    lines.sort(key=lambda line: (_key(line, settings.seed), line))  # both labels mixed, in an order of their own
+        lines += [
+            f"{label} {line}" for line in _lines([found[i] for i in range(len(found)) if i not in set(held)])
+        ]
+    lines.sort(
+        key=lambda line: (_key(line, settings.seed), line)
+    )  # both labels mixed, in an order of their own
     _run(lines, out, settings)
     write_atomic(card_path(str(out)), b'{"form": "words", "label": "good"}')
     figures = _figures(out, tests)
@@ -94,11 +102,17 @@ def train(good: Iterable[str], bad: Iterable[str], out: Path, settings: Settings
         "text": VERSION,
         "settings": asdict(settings),
         "inputs": list(inputs),
-        "trained_on": {label.removeprefix("__label__"): len(texts[label]) - len(tests[label]) for label in texts},
+        "trained_on": {
+            label.removeprefix("__label__"): len(texts[label]) - len(tests[label]) for label in texts
+        },
         "tested_on": {"good": figures.good, "bad": figures.bad},
-        "curve": [{"threshold": t, "precision": round(p, 4), "recall": round(r, 4)} for t, p, r in figures.curve],
+        "curve": [
+            {"threshold": t, "precision": round(p, 4), "recall": round(r, 4)} for t, p, r in figures.curve
+        ],
     }
-    write_atomic(card_path(str(out)), json.dumps(card, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+    write_atomic(
+        card_path(str(out)), json.dumps(card, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+    )
     return card
 
 
@@ -159,14 +173,22 @@ def _run(lines: Sequence[str], out: Path, settings: Settings) -> None:
             text=True,
         )
         if ran.returncode or not made.is_file():
-            raise RuntimeError(f"fastText could not train: {(ran.stderr.strip().splitlines() or ['it died'])[-1]}")
+            raise RuntimeError(
+                f"fastText could not train: {(ran.stderr.strip().splitlines() or ['it died'])[-1]}"
+            )
         os.replace(made, out)
 
 
 def _figures(out: Path, tests: dict[str, list[str]]) -> Figures:
     scorer = load_scorer(str(out), "good", "words")
-    scores = {label: scorer.score(*text_buffers(pa.array(found, pa.large_string()))) / STEPS for label, found in tests.items()}
-    if not np.isfinite(np.concatenate(list(scores.values()))).all() or len(np.unique(np.concatenate(list(scores.values())))) < 2:
+    scores = {
+        label: scorer.score(*text_buffers(pa.array(found, pa.large_string()))) / STEPS
+        for label, found in tests.items()
+    }
+    if (
+        not np.isfinite(np.concatenate(list(scores.values()))).all()
+        or len(np.unique(np.concatenate(list(scores.values())))) < 2
+    ):
         raise RuntimeError("the trained model gives every text the same score")
     curve = []
     for threshold in (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9):

@@ -43,12 +43,17 @@ class Words(RowStage):
     lists: Annotated[
         dict[str, Files],
         AfterValidator(_codes),
-        Field(min_length=1, description="Files of words by language (en, zh …; `any` for all), an entry a line."),
+        Field(
+            min_length=1, description="Files of words by language (en, zh …; `any` for all), an entry a line."
+        ),
     ]
     max_count: Annotated[
-        Count | None, Field(description="A text with more hits is dropped. Default: 0, if `max_share` is not given.")
+        Count | None,
+        Field(description="A text with more hits is dropped. Default: 0, if `max_share` is not given."),
     ] = None
-    max_share: Annotated[Share | None, Field(description="A text with more hits for each of its words is dropped.")] = None
+    max_share: Annotated[
+        Share | None, Field(description="A text with more hits for each of its words is dropped.")
+    ] = None
 
     def adds(self) -> dict[str, pa.DataType]:
         return {"words.hits": pa.int32()} | mark_column(self)
@@ -68,7 +73,9 @@ class Words(RowStage):
                 if not sum(1 for _ in list_entries(path)):
                     found.append(f"the list `{path.written}` has no entries")
             except (OSError, UnicodeDecodeError, EOFError) as error:
-                found.append(f"the list `{path.written}` cannot be read: {getattr(error, 'strerror', None) or error}")
+                found.append(
+                    f"the list `{path.written}` cannot be read: {getattr(error, 'strerror', None) or error}"
+                )
         return found
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -92,9 +99,7 @@ class Words(RowStage):
         found_N = np.zeros(len(batch), np.int64)
         languages = batch.column("lang").to_pylist() if "lang" in batch.schema.names else [None] * len(batch)
         for language, paths in sorted(self.lists.items()):
-            counts_N = np.array(
-                [language in (ANY, own) or own in (None, "und") for own in languages], bool
-            )
+            counts_N = np.array([language in (ANY, own) or own in (None, "und") for own in languages], bool)
             for size, (keys, slots) in _entries(stamped(paths)).items():
                 hashes, bounds_N1 = shingle_hashes(data_U8, offsets_N1, size)
                 hit = np.concatenate([[0], np.cumsum(look_up(hashes, keys, slots) >= 0)])

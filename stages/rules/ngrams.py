@@ -23,12 +23,14 @@ from stages.rules.columns import (
 )
 from stages.rules.hashing import SEED, absorb, add, clear, hash_bytes
 from stages.text.kernels import ALPHA, END, PUNCT, SYMBOL_TOKEN, UNIT_TOKEN, decode, mix, next_token
-from stages.text.memory import copy_bytes
+from stages.text.memory import copy_bytes, prefetch
 from stages.text.vectors import OVERREAD, load8, lowest, masks
 
 _TOP_FIRST, _TOP_COUNT = TOP_SIZES[0], len(TOP_SIZES)
 _REPEATED_FIRST, _REPEATED_COUNT = REPEATED_SIZES[0], len(REPEATED_SIZES)
 _LOOK = 16
+#: Hashes that are made before the first of them is looked up: their places in the set are fetched meanwhile.
+_BLOCK = 32
 _ONE, _8, _64 = np.uint64(1), np.uint64(8), np.uint64(64)
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -197,19 +199,26 @@ def _top_ngram(words, ends, count, n, step, spaced, repeats, ids, times, table, 
             candidates += repeats[i]
     mask = clear(table, candidates)
     used = 0
-    for i in range(last):
-        if step and not repeats[i]:
-            continue
-        state = SEED
-        for j in range(n):
-            state = absorb(state, words[i + j])
-        number, there = add(table, keys, mask, used, mix(state))
-        if there:
-            times[number] += 1
-        else:
-            times[used] = 1
-            used += 1
-        ids[i] = number
+    block = np.empty(_BLOCK, np.uint64)
+    for start in range(0, last, _BLOCK):
+        stop = min(start + _BLOCK, last)
+        for i in range(start, stop):
+            if not step or repeats[i]:
+                state = SEED
+                for j in range(n):
+                    state = absorb(state, words[i + j])
+                block[i - start] = mix(state)
+                prefetch(table, np.int64(block[i - start] & np.uint64(mask)))
+        for i in range(start, stop):
+            if step and not repeats[i]:
+                continue
+            number, there = add(table, keys, mask, used, block[i - start])
+            if there:
+                times[number] += 1
+            else:
+                times[used] = 1
+                used += 1
+            ids[i] = number
     best, at = 1, 0
     for i in range(last):
         if not step or repeats[i]:
@@ -225,19 +234,24 @@ def _find_repeats(letters, places, count, repeats, firsts, table, keys):
     mask = clear(table, count)
     end = places[count]
     used = 0
-    for i in range(count):
-        place = places[i]
-        if place + _LOOK > end:
-            repeats[i] = 1
-            continue
-        key = mix(absorb(absorb(SEED, load8(letters, place)), load8(letters, place + 8)))
-        number, there = add(table, keys, mask, used, key)
-        repeats[i] = there
-        if there:
-            repeats[firsts[number]] = 1
-        else:
-            firsts[used] = i
-            used += 1
+    block = np.empty(_BLOCK, np.uint64)
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        for i in range(start, stop):  # 16 bytes can always be read: see `read_words`
+            place = places[i]
+            block[i - start] = mix(absorb(absorb(SEED, load8(letters, place)), load8(letters, place + 8)))
+            prefetch(table, np.int64(block[i - start] & np.uint64(mask)))
+        for i in range(start, stop):
+            if places[i] + _LOOK > end:
+                repeats[i] = 1
+                continue
+            number, there = add(table, keys, mask, used, block[i - start])
+            repeats[i] = there
+            if there:
+                repeats[firsts[number]] = 1
+            else:
+                firsts[used] = i
+                used += 1
 
 
 @njit(cache=True, nogil=True)

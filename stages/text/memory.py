@@ -29,3 +29,25 @@ def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count
 
 #: Typed as anything, since it is called without the first argument, and only by compiled code.
 copy_bytes: Any = intrinsic(_copy_bytes)
+
+
+def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:
+    """Asks for the cache line of array[index], which will be written soon; nothing is checked, and nothing changes."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        made = context.make_array(array)(context, builder, arguments[0])
+        address = builder.bitcast(
+            cgutils.gep_inbounds(builder, made.data, arguments[1]), ir.IntType(8).as_pointer()
+        )
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(
+            function, [address, ir.Constant(number, 1), ir.Constant(number, 3), ir.Constant(number, 1)]
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+prefetch: Any = intrinsic(_prefetch)

@@ -189,7 +189,7 @@ def test_time_grows_with_length_only(unit):
         start = time.process_time()
         scrub(text)
         spent.append(time.process_time() - start)
-    assert spent[1] < 8 * spent[0] + 0.1
+    assert spent[1] < 8 * spent[0] + 0.3
     assert spent[1] < 1.5
 
 
