@@ -80,7 +80,7 @@ def main() -> None:
     options.add_argument("--megabytes", type=float, help="how much text to train on")
     options = options.parse_args()
     report = Report("bpe", options)
-    texts = mixture(options.megabytes or (6 if options.quick else 60))
+    texts = mixture(options.megabytes or (6 if options.quick else 40))
     size = int(pc.sum(pc.binary_length(texts)).as_py()) / 1e6
     plain: list[str] = texts.to_pylist()
     ours(texts[:10], 300)  # code is loaded

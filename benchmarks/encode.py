@@ -47,7 +47,7 @@ def main() -> None:
     warm.encode_batch(pa.array(["first call: code is loaded"], pa.large_string()))
     repeat = 1 if options.quick else 3
     for kind in KINDS:
-        texts = of_kind(kind, 2 if options.quick else 8)
+        texts = of_kind(kind, 2 if options.quick else 16)
         plain: list[str] = texts.to_pylist()
         size = sum(len(text.encode()) for text in plain) / 1e6
         colds = [Encoder.load(content) for _ in range(repeat)]  # freeing one takes longer than encoding

@@ -1,8 +1,8 @@
 """Text to token ids in one pass: cutting, a table of pieces seen before, exact merging of the others.
 
-Words follow Zipf, so nearly every piece of a text is in the table. Most pieces of English and of code are up to seven
-bytes of ASCII: a space or another sign and letters. One load and a few operations on its eight bytes find where such
-a piece ends, and the bytes with their number are its key. Every other piece is cut by `pretokenize.piece_end`.
+Words follow Zipf, so nearly every piece of a text is in the table. Most pieces of English and of code are up to 15
+bytes of ASCII: a space or another sign and letters. A load and a few operations on eight bytes find where such a piece
+ends, and the bytes with their number are its key. Every other piece is cut by `pretokenize.piece_end`.
 
 Tables grow to a limit; full ones are emptied, which costs time and changes nothing else. Pieces of more than `LONGEST`
 bytes hardly come twice and never enter.
@@ -22,9 +22,10 @@ from stages.text.vectors import load8, lowest
 #: Limits of what one thread keeps: pieces of up to seven bytes, longer ones, ids of pieces that are several tokens.
 SHORT_PIECES, LONG_PIECES, KEPT_IDS = 1 << 18, 1 << 18, 1 << 21
 #: Longest piece that is kept, bytes.
-LONGEST = 64
+LONGEST = 32
 
 _SHORT = 7  # bytes of a piece whose key is one word: them and their number
+_TOPS = 0x8080808080808080  # the top bit of each byte of a word
 _FIRST = 1 << 12  # pieces that a new table has room for
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -115,7 +116,7 @@ def _letters(word):  # type: ignore[no-untyped-def]
     low = (word | np.uint64(0x2020202020202020)) & np.uint64(0x7F7F7F7F7F7F7F7F)
     from_a = low + np.uint64(0x1F1F1F1F1F1F1F1F)
     beyond_z = low + np.uint64(0x0505050505050505)
-    return from_a & ~beyond_z & ~word & np.uint64(0x8080808080808080)
+    return from_a & ~beyond_z & ~word & np.uint64(_TOPS)
 
 
 @njit(inline="always", cache=True, nogil=True)
@@ -198,45 +199,49 @@ def _encode(  # type: ignore[no-untyped-def]
     byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind = merges
     text, at, filled = state[_TEXT], state[_AT], state[_FILLED]
     shorts, longs, used = state[_SHORTS], state[_LONGS], state[_KEPT]
-    wide = len(data) - 8
+    wide = len(data) - 16
     why = _DONE
     while text < len(texts) - 1:
         end = texts[text + 1]
         while at < end:
-            size = np.int64(8)
+            size = np.int64(0)
+            key, low, high = np.uint64(0), np.uint64(0), np.uint64(0)
             if at <= wide:
-                word = load8(data, at)
-                first = np.int64(word & np.uint64(0xFF))
-                letters = _letters(word)
+                low = load8(data, at)
+                first = np.int64(low & np.uint64(0xFF))
                 lead = leads[first]
-                stop = ~(letters | lead) & np.uint64(0x8080808080808080)
-                size = lowest(stop) >> 3
-                # bytes of the word from `size` on: the first of them must be ASCII, for letters go on beyond it
-                shift = np.uint64(8 * size) & np.uint64(63)
-                if (
-                    size > 7
-                    or at + size > end
-                    or (word >> shift) & np.uint64(0x80) != 0
-                    or size < 1 + (lead != 0)
-                ):
-                    size = np.int64(8)
+                size = lowest(~(_letters(low) | lead) & np.uint64(_TOPS)) >> 3
+                if size < 8:
+                    shift = np.uint64(8 * size)
+                    behind_it = low >> shift
+                    key = low & ((np.uint64(1) << shift) - np.uint64(1)) | np.uint64(size) << np.uint64(56)
                 else:
-                    key = word & ((np.uint64(1) << shift) - np.uint64(1)) | np.uint64(size) << np.uint64(56)
-            if size == 8:
+                    high = load8(data, at + 8)
+                    more = lowest(~_letters(high) & np.uint64(_TOPS)) >> 3
+                    size += more
+                    shift = np.uint64(8 * more) & np.uint64(63)
+                    behind_it = high >> shift
+                    high = high & ((np.uint64(1) << shift) - np.uint64(1)) | np.uint64(size) << np.uint64(56)
+                # a letter beyond ASCII may follow; a lead alone is another kind of piece; 16 and more are rare
+                if behind_it & np.uint64(0x80) != 0 or size < 1 + (lead != 0) or size > 15 or at + size > end:
+                    size = np.int64(0)
+            if size == 0:
                 size = piece_end(data, at, end, kinds, gpt2, digits, split_han) - at
                 if size <= _SHORT:
                     key = _short_key(data, at, size)
+                else:
+                    low, high = key_of(data, at, at + size)
             if size <= _SHORT:
                 slot = _find(key, short)
                 if short[slot, 0] != 0:
                     filled += _write(short[slot, 1], kept, ids, filled)
                     at += size
                     continue
+                low, high = key_of(data, at, at + size)
                 if 2 * shorts >= len(short):
                     why = _SHORT_FULL
                     break
             elif size <= LONGEST:
-                low, high = key_of(data, at, at + size)
                 place = slot_of(
                     low, high, home_of(low, high, slots), data, at, at + size, slots, pool, offsets
                 )
@@ -250,7 +255,6 @@ def _encode(  # type: ignore[no-untyped-def]
             if used + LONGEST > len(kept):
                 why = _KEPT_FULL
                 break
-            low, high = key_of(data, at, at + size)
             home = home_of(low, high, whole_slots)
             found = slot_of(low, high, home, data, at, at + size, whole_slots, whole_pool, whole_offsets)
             if whole_slots[found, 2] != 0:

@@ -224,22 +224,33 @@ class Rules(RowStage):
         numbers, found_NL = measure(*text_buffers(texts), ngrams, short, lists)
         numbers["stop_words"] = self._stop_words(batch, found_NL, list(lists))
         unspaced_N = numbers["units"] * UNSPACED_FROM > numbers["words"]
-        later = numbers
-        if self.limit("line_rules"):
-            names = {rule.name for rule in rules}
-            texts, line_numbers = clean_lines(
-                texts,
-                unspaced_N,
-                end_punctuation=bool(self.limit("line_end_punctuation")),
-                min_words=self.limit("min_words_per_line") or 0,
-                max_word_length=self.limit("max_word_length") or 0,
-                lorem_ipsum="c4_lorem_ipsum" in names,
-                curly_brackets="c4_curly_bracket" in names,
-            )
-            numbers |= line_numbers
-            later, _ = measure(*text_buffers(texts), False, short, {})
-        later["unbroken"] = later["characters"] - later["newlines"]
-        return texts, numbers, later, unspaced_N
+        if not self.limit("line_rules"):
+            numbers["unbroken"] = numbers["characters"] - numbers["newlines"]
+            return texts, numbers, numbers, unspaced_N
+        # Rules about whole texts come first: the lines of a document that one of them drops are not looked at.
+        first = [rule for rule in rules if rule.name.startswith("gopher_")]
+        left = np.flatnonzero(
+            [reason is None for reason in self._first_failures(first, numbers, numbers, unspaced_N)[0]]
+        )
+        names = {rule.name for rule in rules}
+        cleaned, line_numbers = clean_lines(
+            texts.take(pa.array(left)),
+            unspaced_N[left],
+            end_punctuation=bool(self.limit("line_end_punctuation")),
+            min_words=self.limit("min_words_per_line") or 0,
+            max_word_length=self.limit("max_word_length") or 0,
+            lorem_ipsum="c4_lorem_ipsum" in names,
+            curly_brackets="c4_curly_bracket" in names,
+        )
+        after, _ = measure(*text_buffers(cleaned), False, short, {})
+        after["unbroken"] = after["characters"] - after["newlines"]
+        numbers |= {name: _scattered(values, left, len(batch)) for name, values in line_numbers.items()}
+        later = {name: _scattered(values, left, len(batch)) for name, values in after.items()}
+        if len(left) == len(batch):
+            return cleaned, numbers, later, unspaced_N
+        mask = np.zeros(len(batch), bool)
+        mask[left] = True
+        return pc.replace_with_mask(texts, pa.array(mask), cleaned), numbers, later, unspaced_N
 
     def _asked(self) -> list[Rule]:
         lines = self.limit("line_rules")
@@ -294,6 +305,13 @@ class Rules(RowStage):
                 values[row] = f"{_shown(measured_N[row], threshold)} {rule.fails} {threshold:g}"
             open_N &= ~failed_N
         return reasons, values
+
+
+def _scattered(values: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+    """int64 [size]: the values at these rows, 0 elsewhere."""
+    found = np.zeros(size, np.int64)
+    found[rows] = values
+    return found
 
 
 def _shown(value: float, threshold: float) -> str:
