@@ -21,13 +21,13 @@ import rustbpe  # noqa: E402
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 from benchmarks.texts import KINDS, mixture, of_kind  # noqa: E402
-from stages.bpe import MIN_COUNT  # noqa: E402
 from stages.document import text_buffers  # noqa: E402
-from stages.encode import Encoder  # noqa: E402
-from stages.learn import learn_merges  # noqa: E402
-from stages.pieces import PieceTable  # noqa: E402
-from stages.pretokenize import cut_long, named_pattern, pieces  # noqa: E402
-from stages.tokenizer_json import tokenizer_files  # noqa: E402
+from stages.tokenizer.bpe import MIN_COUNT  # noqa: E402
+from stages.tokenizer.encode import Encoder  # noqa: E402
+from stages.tokenizer.learn import learn_merges  # noqa: E402
+from stages.tokenizer.pieces import PieceTable  # noqa: E402
+from stages.tokenizer.pretokenize import cut_long, named_pattern, pieces  # noqa: E402
+from stages.tokenizer.tokenizer_json import tokenizer_files  # noqa: E402
 
 PATTERN = named_pattern("llama3")
 END = "<|endoftext|>"

@@ -62,12 +62,12 @@ def make_texts(path: Path, documents: int) -> float:
 def ours(path: Path, folder: Path) -> int:
     """A build in this process, up to the verdicts of the stage."""
     from pipeline.corpus import load_corpus
+    from pipeline.engine.executor import Inline
+    from pipeline.engine.plan import make_plan
+    from pipeline.engine.run import Build
+    from pipeline.engine.sealed import arrow_table
+    from pipeline.engine.store import Store
     from pipeline.events import Events
-    from pipeline.executor import Inline
-    from pipeline.plan import make_plan
-    from pipeline.run import Build
-    from pipeline.sealed import arrow_table
-    from pipeline.store import Store
 
     config = folder / "corpus.yaml"
     config.write_text(

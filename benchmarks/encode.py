@@ -25,8 +25,8 @@ import tiktoken  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 from benchmarks.texts import KINDS, data_folder, of_kind, unpacked  # noqa: E402
-from stages.encode import Encoder  # noqa: E402
-from stages.tokenizer_json import token_bytes  # noqa: E402
+from stages.tokenizer.encode import Encoder  # noqa: E402
+from stages.tokenizer.tokenizer_json import token_bytes  # noqa: E402
 
 
 def _tiktoken(content: bytes) -> tiktoken.Encoding:

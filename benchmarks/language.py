@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.labelled import batch_of, rows
 from stages.language import Language
-from stages.languages import short_code
+from stages.language.codes import short_code
 
 _LONG = 200
 

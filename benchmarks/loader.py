@@ -59,7 +59,7 @@ def make_corpus(folder: Path, tokens: int) -> None:
     from stages.contract import manifest as m
     from stages.contract.rows import rows_kind
     from stages.contract.shard import Documents, write_shard
-    from stages.pack import pack_shard
+    from stages.shards.pack import pack_shard
 
     rng = np.random.default_rng(0)
     (folder / "tokenizer").mkdir(parents=True)

@@ -22,10 +22,10 @@ import pyarrow as pa  # noqa: E402
 from numba import njit  # noqa: E402
 
 from benchmarks.texts import of_kind  # noqa: E402
-from stages import signature  # noqa: E402
+from stages.dedup import signature  # noqa: E402
+from stages.dedup.minhash import MinhashDedup  # noqa: E402
+from stages.dedup.minima import minima  # noqa: E402
 from stages.document import text_buffers  # noqa: E402
-from stages.minhash import MinhashDedup  # noqa: E402
-from stages.minima import minima  # noqa: E402
 from stages.text import shingle_hashes  # noqa: E402
 
 PERMUTATIONS = 112

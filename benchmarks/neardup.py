@@ -33,9 +33,9 @@ import pyarrow as pa  # noqa: E402
 import zstandard  # noqa: E402
 
 from benchmarks.rows import run_steps  # noqa: E402
-from stages.bands import collision_probability  # noqa: E402
+from stages.dedup.bands import collision_probability  # noqa: E402
+from stages.dedup.minhash import MinhashDedup  # noqa: E402
 from stages.document import text_buffers  # noqa: E402
-from stages.minhash import MinhashDedup  # noqa: E402
 from stages.text import shingle_hashes  # noqa: E402
 
 

@@ -21,9 +21,9 @@ from benchmarks import measure
 from benchmarks.labelled import batch_of, rows
 from stages.document import text_buffers
 from stages.language import Language
+from stages.quality.scoring import STEPS, load_scorer
+from stages.quality.train import Settings, train
 from stages.rules import Rules
-from stages.scoring import STEPS, load_scorer
-from stages.train_quality import Settings, train
 
 
 def area(scores: np.ndarray, labels: np.ndarray) -> float:

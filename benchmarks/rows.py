@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import cpu_seconds
-from pipeline.records import FileRef, Part, StepRecord
-from pipeline.rounds import Gathered, StepTask
-from pipeline.sealed import ArrowFile
-from pipeline.task import StageUse
-from stages import signature
+from pipeline.engine.records import FileRef, Part, StepRecord
+from pipeline.engine.rounds import Gathered, StepTask
+from pipeline.engine.sealed import ArrowFile
+from pipeline.engine.task import StageUse
+from stages.dedup import signature
+from stages.dedup.minhash import MinhashDedup
 from stages.exchange import binary_of, read_inbox
-from stages.minhash import MinhashDedup
 from stages.stage import PartInfo
 
 SHINGLES = 600

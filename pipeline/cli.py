@@ -133,7 +133,7 @@ def init(out: Output, folder: Path, origin: str, name: str | None) -> int:
     """Write a corpus.yaml that runs: over this machine's own Python, or over a folder of yours."""
     from dataclasses import asdict
 
-    from pipeline.initialize import initialize
+    from pipeline.commands.initialize import initialize
 
     made = initialize(folder, origin, name)
     lines = [f"wrote {made.config_path}", *made.notes]
@@ -170,10 +170,10 @@ def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) 
 def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
     """Show what a build would do: inputs, passes, what is left out."""
     from pipeline.corpus import load_corpus
-    from pipeline.intake import done_before
-    from pipeline.plan import make_plan
+    from pipeline.engine.intake import done_before
+    from pipeline.engine.plan import make_plan
+    from pipeline.engine.store import Journal
     from pipeline.show import plan_text
-    from pipeline.store import Journal
 
     made = make_plan(load_corpus(config, overrides))
     cached, tasks = done_before(made, Journal(made.out))
@@ -205,7 +205,7 @@ def build(
 ) -> int:
     """Build the corpus: raw files to shards and a manifest. Run it again to go on where it stopped."""
     from pipeline.corpus import load_corpus
-    from pipeline.plan import make_plan
+    from pipeline.engine.plan import make_plan
     from pipeline.show import plan_text
 
     if dry_run:
@@ -265,7 +265,7 @@ def train_quality(
     out: Output, good: tuple[str, ...], bad: tuple[str, ...], target: Path, text: str | None, limit: int, epochs: int, seed: int
 ) -> int:
     """Train a classifier of good and bad text for the stage `quality`, and say how right it is."""
-    from pipeline.quality import train_classifier
+    from pipeline.commands.quality import train_classifier
 
     said, card = train_classifier(good, bad, target, text, limit, epochs, seed)
     out.result(said, card)
@@ -278,7 +278,7 @@ def train_quality(
 @common
 def status(out: Output, path: Path) -> int:
     """Say how far a build is and whether one is running. PATH is a corpus.yaml or an output folder."""
-    from pipeline.look import status_of
+    from pipeline.commands.look import status_of
 
     text, data, code = status_of(path)
     out.result(text, data)
@@ -304,11 +304,11 @@ def inspect(
     out: Output, path: Path, clusters: bool, tokenizer: bool, compare: tuple[Path, ...], html: Path | None, **what: Any
 ) -> int:
     """Show a built corpus: the funnel, documents, or its tokenizer. PATH is a manifest or its folder."""
-    from pipeline.look import inspect as look
-    from pipeline.why import clusters as groups
+    from pipeline.commands.look import inspect as look
+    from pipeline.commands.why import clusters as groups
 
     if tokenizer:
-        from pipeline.tokens import tokenizer_report
+        from pipeline.commands.tokens import tokenizer_report
 
         out.result(*tokenizer_report(path, what["source"], compare, html))
         return 0
@@ -326,7 +326,7 @@ def inspect(
 @common
 def tokenize(out: Output, path: Path, tokenizer: Path) -> int:
     """Show a text file in tokens."""
-    from pipeline.tokens import tokenize_file
+    from pipeline.commands.tokens import tokenize_file
 
     out.result(*tokenize_file(path, tokenizer))
     return 0
@@ -338,7 +338,7 @@ def tokenize(out: Output, path: Path, tokenizer: Path) -> int:
 @common
 def why(out: Output, path: Path, document: str) -> int:
     """Say what became of a document. DOC is its id, your own id, or the beginning of its text."""
-    from pipeline.why import why as tell
+    from pipeline.commands.why import why as tell
 
     text, data = tell(path, document)
     out.result(text, data)
@@ -373,7 +373,7 @@ def verify(out: Output, path: Path, deep: bool) -> int:
 @common
 def pack(out: Output, path: Path, lengths: tuple[int, ...]) -> int:
     """Pack the documents of a built corpus into rows of another length. Tokens are not touched."""
-    from pipeline.pack import pack as pack_corpus
+    from pipeline.commands.pack import pack as pack_corpus
 
     text, data = pack_corpus(path, lengths)
     out.result(text, data)
@@ -389,7 +389,7 @@ def pack(out: Output, path: Path, lengths: tuple[int, ...]) -> int:
 @common
 def export(out: Output, path: Path, target: str, folder: Path) -> int:
     """Write the documents of a corpus for another tool."""
-    from pipeline.export import export as write
+    from pipeline.commands.export import export as write
 
     out.result(*write(path, target, folder))
     return 0
@@ -406,8 +406,8 @@ def export(out: Output, path: Path, target: str, folder: Path) -> int:
 @common
 def bring(out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, folder: Path, shard_tokens: int) -> int:
     """Make a corpus of token files of other tools. Each file becomes a source."""
-    from pipeline.bring import bring as take
-    from pipeline.bring import source_of
+    from pipeline.commands.bring import bring as take
+    from pipeline.commands.bring import source_of
 
     text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens)
     out.result(text, data)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cluster import OnRay
 from pipeline.corpus import Corpus, load_corpus
-from pipeline.driver import Stopped
+from pipeline.engine.cluster import OnRay
+from pipeline.engine.driver import Stopped
+from pipeline.engine.executor import Executor, Inline
+from pipeline.engine.plan import Plan, make_plan
+from pipeline.engine.run import Build
+from pipeline.engine.state import BuildResult
+from pipeline.engine.store import Store
 from pipeline.events import Event, Events
-from pipeline.executor import Executor, Inline
-from pipeline.finish import RUN_FILE
-from pipeline.plan import Plan, make_plan
-from pipeline.run import Build
+from pipeline.output.finish import RUN_FILE
 from pipeline.show import Display, funnel, span, table
-from pipeline.state import BuildResult
-from pipeline.store import Store
 from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json
 from stages.contract.problem import Problem, SpecError

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline import events
 from stages.contract.problem import display_width, printable
+from stages.dedup.shares import audit_text
 from stages.readers import compression_of
-from stages.shares import audit_text
 
 if TYPE_CHECKING:
-    from pipeline.plan import Plan
-    from pipeline.records import StageCount
+    from pipeline.engine.plan import Plan
+    from pipeline.engine.records import StageCount
 
 HEARTBEAT_SECONDS = 30.0
 

@@ -22,10 +22,10 @@ from stages.contract.config import Share
 from stages.contract.files import sha256_file
 from stages.contract.names import path_name
 from stages.document import text_buffers, with_column
-from stages.lookup import hash_table, look_up
 from stages.readers import Damaged, FileSlice, ReadSettings, Reject, list_files, read_slice
 from stages.stage import RowStage
 from stages.text import VERSION, shingle_hashes, word_hashes
+from stages.text.lookup import hash_table, look_up
 from stages.urls import Files
 from stages.verdict import give_verdict, mark_column
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from stages.document import text_array, text_buffers, with_column
-from stages.normal_form import DIRTY, MAY_COMPOSE, character_kinds, find_dirty, write_forms
 from stages.stage import RowStage
+from stages.text.normal_form import DIRTY, MAY_COMPOSE, character_kinds, find_dirty, write_forms
 from stages.verdict import give_verdict, mark_column
 
 #: Something that can be seen.

@@ -21,12 +21,12 @@ from numba import njit, types
 from pydantic import Field
 
 from stages.contract.config import Count, Share
-from stages.cutting import cut_lines, line_bounds
 from stages.document import drop_rows, text_array, text_buffers, with_column
 from stages.exchange import column_values
 from stages.numbering import partition_bits, top_bits
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
 from stages.text import VERSION
+from stages.text.cutting import cut_lines, line_bounds
 from stages.text.kernels import BYTES, CLASSES, FOLD, LOWER, OFFSETS, TABLE, absorb, mix
 from stages.text.scan import scan_words
 from stages.urls import parse_url

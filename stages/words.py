@@ -17,10 +17,10 @@ from pydantic import AfterValidator, Field
 from stages.contract.config import Count, Share
 from stages.contract.files import sha256_file
 from stages.document import text_buffers, with_column
-from stages.languages import short_code
-from stages.lookup import hash_table, look_up
+from stages.language.codes import short_code
 from stages.stage import RowStage
 from stages.text import VERSION, shingle_hashes, word_hashes
+from stages.text.lookup import hash_table, look_up
 from stages.urls import Files, Stamped, list_entries, stamped
 from stages.verdict import give_verdict, mark_column
 

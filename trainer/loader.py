@@ -23,12 +23,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from stages.assemble import IGNORE, fill_rows
 from stages.contract.manifest import Manifest, load_manifest, verify_manifest
 from stages.contract.order import READING
 from stages.contract.problem import Problem, RunError, SpecError
 from stages.contract.shard import token_dtype
-from stages.stream import SPAN, Shelf, Stream, ids_of
+from stages.shards.assemble import IGNORE, fill_rows
+from stages.shards.stream import SPAN, Shelf, Stream, ids_of
 from trainer.ahead import Ahead, Waits
 from trainer.planned import Plan
 

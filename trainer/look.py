@@ -72,7 +72,7 @@ def _add_origins(found: list[dict[str, Any]], manifests: Sequence[Manifest], fol
         if "docs" in entries[shard].files:
             wanted.setdefault((row["source"], shard), []).append((row, number - int(first[shard])))
     if wanted:
-        from stages.provenance import origins
+        from stages.shards.provenance import origins
     for (name, shard), rows in wanted.items():
         folder, entries = shards[name]
         facts = origins(entries[shard].path(folder, "docs"), [number for _, number in rows])

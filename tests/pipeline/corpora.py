@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.corpus import load_corpus
+from pipeline.engine.executor import Executor, Inline
+from pipeline.engine.plan import make_plan
+from pipeline.engine.run import Build
+from pipeline.engine.state import BuildResult
+from pipeline.engine.store import Store
 from pipeline.events import Event, Events
-from pipeline.executor import Executor, Inline
-from pipeline.plan import make_plan
-from pipeline.run import Build
-from pipeline.state import BuildResult
-from pipeline.store import Store
 
 WORDS = ["river", "lamp", "stone", "garden", "engine", "pocket", "winter", "ladder", "marble", "violin", "copper", "orchard", "baker", "sailor", "kettle", "timber"]
 HAN = "机器学习模型训练数据清洗语言文本山水风云天地人和春夏秋冬东西南北"

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from pipeline.sealed import arrow_table
+from pipeline.engine.sealed import arrow_table
 from stages.contract.manifest import Manifest, load_manifest
 from stages.contract.problem import RunError, SpecError
 from stages.contract.shard import read_index, read_tokens
-from stages.encode import Encoder
+from stages.tokenizer.encode import Encoder
 from tests.pipeline.corpora import document, run_build, snapshot, write_jsonl
 
 pytestmark = pytest.mark.data

@@ -55,7 +55,7 @@ def test_copies_have_one_survivor_in_every_mode(shared: Path, tmp_path: Path, st
 
 def test_bands_and_rows_that_were_swapped(shared: Path, tmp_path: Path) -> None:
     from pipeline.corpus import load_corpus
-    from pipeline.plan import make_plan
+    from pipeline.engine.plan import make_plan
     from pipeline.show import plan_text
 
     path = shared / "cases/inputs/copies.jsonl"

@@ -10,10 +10,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipeline.cluster import OnRay
 from pipeline.corpus import Source
+from pipeline.engine.cluster import OnRay
+from pipeline.engine.store import Store
 from pipeline.events import Event, Quarantined, WorkerDied
-from pipeline.store import Store
 from stages.contract.manifest import load_manifest
 from stages.contract.problem import RunError
 from tests.pipeline import poison
@@ -48,8 +48,8 @@ def test_a_stage_that_raises_on_everything_fails_the_build(tmp_path: Path) -> No
 def test_a_large_file_in_one_piece_goes_on_behind_the_parts_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.inputs.TASK_BYTES", 1000)
-    monkeypatch.setattr("pipeline.task.PART_BYTES", 30_000)
+    monkeypatch.setattr("pipeline.engine.inputs.TASK_BYTES", 1000)
+    monkeypatch.setattr("pipeline.engine.task.PART_BYTES", 30_000)
     rows = [orjson.dumps({"text": document(i, 300)}) for i in range(120)] + [b"[]"]
     folder = tmp_path / "in" / "web"
     folder.mkdir(parents=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.sealed import arrow_table
+from pipeline.engine.sealed import arrow_table
 from stages.contract.manifest import load_manifest, verify_manifest
 from stages.contract.problem import RunError
 from stages.contract.shard import read_index, read_tokens
-from stages.encode import Encoder
+from stages.tokenizer.encode import Encoder
 from tests.pipeline.corpora import (
     STAGES,
     document,
@@ -94,7 +94,7 @@ def test_the_same_bytes_when_the_inputs_lie_elsewhere(built: Path, tmp_path: Pat
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_bytes_on_ray_for_any_number_of_workers(built: Path, tmp_path: Path, workers: int) -> None:
-    from pipeline.cluster import OnRay
+    from pipeline.engine.cluster import OnRay
 
     run_build(write_config(tmp_path, built / "in"), executor=OnRay(workers=workers))
     assert snapshot(tmp_path / "out") == snapshot(built / "out")

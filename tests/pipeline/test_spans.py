@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.sealed import arrow_table
+from pipeline.engine.sealed import arrow_table
 from stages.contract.manifest import load_manifest
 from tests.pipeline.corpora import document, ran, run_build, snapshot, write_config, write_jsonl
 from tests.pipeline.test_why import call

@@ -13,7 +13,7 @@ import pytest
 from stages import extract
 from stages.document import document_batch
 from stages.extract import Extract
-from stages.markup import DEEPEST, join_wide_lines, shape_of
+from stages.extract.markup import DEEPEST, join_wide_lines, shape_of
 
 SENTENCE = "The bridge at the end of the village is narrow, and one cart at a time can pass it. "
 ZH = "村口那座石桥是用青石砌成的，桥面不宽，刚好能让一辆牛车通过。"

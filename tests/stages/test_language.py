@@ -9,9 +9,9 @@ import re
 import pytest
 
 from stages.document import text_buffers
-from stages.identify import one_line
 from stages.language import STEP, Language, sample
-from stages.languages import NAMES, short_code
+from stages.language.codes import NAMES, short_code
+from stages.language.identify import one_line
 from tests.stages.scripts_corpus import TEXTS, batch
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.normal_form import COMPOSES, character_kinds
 from stages.normalize import Normalize
+from stages.text.normal_form import COMPOSES, character_kinds
 from tests.stages.scripts_corpus import TEXTS, batch
 
 # The form again, in plain regular expressions: what the kernels are compared with.

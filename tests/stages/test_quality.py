@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.sealed import arrow_table
+from pipeline.engine.sealed import arrow_table
 from stages.document import text_buffers
 from stages.quality import Quality
-from stages.scoring import STEPS, load_scorer, read_card, spaced
+from stages.quality.scoring import STEPS, load_scorer, read_card, spaced
+from stages.quality.train import Settings, read_texts, train
 from stages.text import words
-from stages.train_quality import Settings, read_texts, train
 from tests.pipeline.corpora import document, run_build, write_config, write_jsonl
 from tests.stages.bsp import parts_of, run_global
 from tests.stages.scripts_corpus import TEXTS

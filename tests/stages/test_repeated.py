@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.sealed import arrow_table
-from stages.cutting import line_bounds
+from pipeline.engine.sealed import arrow_table
 from stages.document import document_batch, text_buffers
 from stages.repeated import RepeatedLines
+from stages.text.cutting import line_bounds
 from tests.pipeline.corpora import document, run_build, snapshot, write_config, write_jsonl
 from tests.stages.bsp import run_global
 from tests.stages.scripts_corpus import TEXTS

@@ -11,7 +11,7 @@ import numpy as np
 from stages.contract import manifest as m
 from stages.contract.rows import rows_kind
 from stages.contract.shard import Documents, FileFacts, ShardFacts, read_index, token_dtype, write_shard
-from stages.pack import pack_shard
+from stages.shards.pack import pack_shard
 
 #: Ends every document. The other ids of a corpus are 1 … vocab - 1.
 EOS = 0

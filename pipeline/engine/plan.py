@@ -1,0 +1,123 @@
+"""What a build will do, before it does it: inputs, passes, sizes. `plan` prints the object that `build` runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.corpus import Corpus
+from pipeline.engine.inputs import SourceInputs, cut
+from pipeline.engine.passes import Pass, label_stages, plan_passes
+from pipeline.engine.task import StageUse
+from pipeline.output.against import check_references
+from stages.contract.problem import Problem, SpecError
+from stages.readers import FORMATS, list_files
+
+TOKENIZER = "tokenizer"  # the label of the stage that trains one
+LARGE = 1 << 30  # an unsplittable file above this is named
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A corpus with its inputs listed and its stages ordered into passes."""
+
+    corpus: Corpus
+    passes: tuple[Pass, ...]
+    inputs: dict[str, SourceInputs]
+
+    @property
+    def out(self) -> Path:
+        """The output folder."""
+        return Path(self.corpus.output.path)
+
+    def labels(self) -> list[str]:
+        """What `--until` may name."""
+        return [label for plan in self.passes for label in plan.labels()]
+
+
+def make_plan(corpus: Corpus) -> Plan:
+    """Lists the inputs and orders the passes. SpecError if an input is not there or a format cannot be told."""
+    uses = label_stages([(stage.name, stage) for stage in corpus.stages])
+    if corpus.tokenizer.path is None:
+        uses.append(StageUse(TOKENIZER, _trainer(corpus)))
+    problems: list[Problem] = []
+    inputs = {}
+    for name in corpus.sources:
+        found, wrong = _list(corpus, name)
+        problems += wrong
+        inputs[name] = found
+    problems += check_references(corpus.stages)
+    if problems:
+        raise SpecError(*problems)
+    return Plan(corpus, plan_passes(uses), inputs)
+
+
+def priority_ranks(corpus: Corpus) -> dict[str, int]:
+    """Rank of each source among the distinct priorities, 0 = the one whose documents survive."""
+    order = sorted({source.priority for source in corpus.sources.values()}, reverse=True)
+    return {name: order.index(source.priority) for name, source in corpus.sources.items()}
+
+
+def _by_source(corpus: Corpus, mix: dict[str, float] | None) -> dict[str, float] | None:
+    """A mix with the weights of buckets added to their source: documents are in no bucket yet."""
+    if mix is None:
+        return None
+    found: dict[str, float] = {}
+    for name, weight in mix.items():
+        source = name if name in corpus.sources else name.rpartition(".")[0]
+        found[source] = found.get(source, 0.0) + weight
+    return found
+
+
+def _trainer(corpus: Corpus) -> Any:
+    from stages.tokenizer.bpe import TrainTokenizer
+
+    wanted = corpus.tokenizer
+    given = {name: getattr(wanted, name) for name in ("pattern", "special_tokens") if getattr(wanted, name) is not None}
+    return TrainTokenizer(
+        vocab_size=wanted.vocab_size,
+        train_on=wanted.train_on,
+        train_mix=_by_source(corpus, wanted.train_mix or corpus.mix),
+        digits=wanted.digits,
+        split_han=wanted.split_han,
+        seed=corpus.seed,
+        **given,
+    )
+
+
+def _list(corpus: Corpus, name: str) -> tuple[SourceInputs, list[Problem]]:
+    source = corpus.sources[name]
+    where = corpus.where(("sources", name, "path"))
+    settings = source.settings(name)
+    inputs = SourceInputs(name, settings)
+    try:
+        listing = list_files(list(source.path), str(Path(corpus.file).parent), source.format)
+    except (OSError, ValueError) as error:
+        return inputs, [Problem("D005", f"sources.{name}: {error}", where)]
+    inputs.skipped = listing.reasons()
+    inputs.files = len(listing.files)
+    inputs.bytes = sum(file.size for file in listing.files)
+    if not listing.files:
+        left = ", ".join(f"{n} {reason}" for reason, n in inputs.skipped.items())
+        text = f"sources.{name}: no file matches {', '.join(source.path)}" + (
+            f" (left out: {left})" if left else ""
+        )
+        return inputs, [
+            Problem(
+                "D005",
+                text,
+                where,
+                (f"set sources.{name}.format to one of {', '.join(FORMATS)}",) if left else (),
+            )
+        ]
+    try:
+        inputs.tasks = cut(name, listing.files, settings)
+    except (OSError, ValueError) as error:
+        return inputs, [Problem("D004", f"sources.{name}: {error}", where)]
+    inputs.unsplittable = [
+        (t.slices[0].slice.uri, t.slices[0].size)
+        for t in inputs.tasks
+        if t.unsplittable and t.slices[0].size > LARGE
+    ]
+    return inputs, []

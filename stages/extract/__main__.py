@@ -1,0 +1,5 @@
+"""`python -m stages.extract "text"`."""
+
+from stages.attempt import main
+
+main("extract")

@@ -1,0 +1,5 @@
+"""`python -m stages.language "text"`."""
+
+from stages.attempt import main
+
+main("language")

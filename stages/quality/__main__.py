@@ -1,0 +1,5 @@
+"""`python -m stages.quality "text"`."""
+
+from stages.attempt import main
+
+main("quality")
