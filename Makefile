@@ -58,7 +58,7 @@ demo: $(VENV)/.installed-train $(DEMO)/corpus.yaml  ## build a corpus from text 
 	$(BIN)/pipeline build $(DEMO)/corpus.yaml
 	$(BIN)/pipeline verify $(DEMO)/out/manifest.json --deep
 	$(BIN)/trainer fit --manifest $(DEMO)/out/manifest.json --out $(DEMO)/run $(FIT)
-	@printf '\n%s\n' \
+	@printf '%s\n' "" \
 	  "config        $(DEMO)/corpus.yaml" \
 	  "corpus        $(DEMO)/out/manifest.json" \
 	  "report        $(DEMO)/out/report.html     (what every stage kept and dropped, with examples)" \
