@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,7 @@ def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) 
 def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
     """Show what a build would do: inputs, passes, what is left out."""
     from pipeline.corpus import load_corpus
+    from pipeline.engine.epochs import reading
     from pipeline.engine.intake import done_before
     from pipeline.engine.plan import make_plan
     from pipeline.engine.store import Journal
@@ -186,6 +188,9 @@ def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
             for n, i in made.inputs.items()
         },
     }
+    read = reading(made)
+    if read is not None:
+        data["mix"] = asdict(read)
     text = plan_text(made)
     if cached:
         text += f"\ncached   pass 1: {cached:,} of {tasks:,} tasks (same config, stages and inputs)"
