@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from pipeline.engine.executor import Failed, Finished, Happening, Yielded
+from pipeline.engine.executor import Failed, Finished, Happening, Yielded, return_memory
 from stages.contract.problem import Problem, RunError
 
 #: Ray refuses less. Results are a few kilobytes, so more is never needed.
@@ -129,6 +129,7 @@ class OnRay:
 
 
 def _run(task: Any) -> Any:
+    return_memory()
     yield from task.run()
 
 

@@ -116,8 +116,8 @@ class ArrowFile:
 
 
 def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow IPC file, memory-mapped."""
-    with pa.memory_map(str(path)) as source:
+    """The batches of an Arrow IPC file, read one by one: mapped pages would count as memory of the process."""
+    with pa.OSFile(str(path)) as source:
         reader = pa.ipc.open_file(source)
         for i in range(reader.num_record_batches):
             yield reader.get_batch(i)
