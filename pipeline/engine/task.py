@@ -10,7 +10,6 @@ and then knows the document that kills.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_table, kept_rows
 from pipeline.engine.tally import Tally
 from stages.document import DOCUMENT, drop_rows, text_buffers, with_column
 from stages.stage import GlobalStage, RowStage, Stage
+from stages.text import folded_hashes
 from stages.tokenizer.encode import Encoder
 
 PART_BYTES = 256 << 20  # of text: an unsplittable file becomes parts of about this size
@@ -406,9 +406,10 @@ class TokenWriter:
         self._file.write(flat.astype(self._dtype))
         self._count += len(flat)
         self._check_roundtrip(batch, ids, offsets)
-        keys = holdout_keys(texts, self._seed)
+        data, starts = text_buffers(texts)
+        keys = folded_hashes(data, starts, self._seed)  # equal texts of any spelling stay on one side of the holdout
         out = batch.drop_columns(["text", "drop", "drop_value"])
-        out = with_column(out, "text_bytes", pa.array(np.diff(text_buffers(texts)[1]), pa.int64()))
+        out = with_column(out, "text_bytes", pa.array(np.diff(starts), pa.int64()))
         out = with_column(out, "length", pa.array(lengths.astype(np.uint32)))
         return with_column(out, "holdout_key", pa.array(keys))
 
@@ -431,19 +432,6 @@ class TokenWriter:
     def discard(self) -> None:
         """Forgets the file."""
         self._file.discard()
-
-
-def holdout_keys(texts: pa.Array, seed: int) -> np.ndarray:
-    """uint64 keyed hash of each text with case and white space folded, so that equal texts get equal keys."""
-    key = seed.to_bytes(8, "little", signed=True)
-    folded = pc.utf8_trim_whitespace(pc.replace_substring_regex(pc.utf8_lower(texts), r"\s+", " "))
-    content, offsets = text_buffers(folded)
-    view = memoryview(content)  # type: ignore[arg-type]
-    hashes = [
-        hashlib.blake2b(view[start:end], digest_size=8, key=key).digest()
-        for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    ]
-    return np.frombuffer(b"".join(hashes), "<u8") if hashes else np.empty(0, np.uint64)
 
 
 def smallest(so_far: list[Excerpt], batch: pa.RecordBatch) -> list[Excerpt]:
