@@ -76,8 +76,10 @@ lint: $(VENV)/.installed-dev  ## ruff
 types: $(VENV)/.installed-dev  ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-bench  ## run every benchmark in benchmarks/
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: $(VENV)/.installed-bench  ## run every benchmark in benchmarks/ (hours; each also by hand: python -m benchmarks.NAME)
+	for script in $$(grep -l __main__ benchmarks/*.py); do \
+	  echo "== $$script"; $(BIN)/python -m "benchmarks.$$(basename "$$script" .py)"; \
+	done
 
 clean:  ## remove the environment, the demo and all caches
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
