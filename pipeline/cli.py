@@ -406,15 +406,18 @@ def export(out: Output, path: Path, target: str, folder: Path) -> int:
               help="What the files are.")  # fmt: skip
 @click.option("--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True,
               help="The tokenizer.json that made the ids.")  # fmt: skip
+@click.option("--eos", metavar="TOKEN", help="The token that ends documents, where it has an unusual name.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), required=True, help="The folder of the corpus.")
 @click.option("--shard-tokens", default=128_000_000, show_default=True, help="Tokens of one shard.")
 @common
-def bring(out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, folder: Path, shard_tokens: int) -> int:
+def bring(
+    out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, eos: str | None, folder: Path, shard_tokens: int
+) -> int:
     """Make a corpus of token files of other tools. Each file becomes a source."""
     from pipeline.commands.bring import bring as take
     from pipeline.commands.bring import source_of
 
-    text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens)
+    text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens, eos=eos)
     out.result(text, data)
     out.next(f"pipeline verify {folder / 'manifest.json'} --deep")
     return 0

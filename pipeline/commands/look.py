@@ -101,7 +101,7 @@ def inspect(
     if kept or tokens:
         rows = [r for n in names for r in _kept(folder, manifest, n, number)]
         if tokens:
-            return _in_tokens(folder / manifest.tokenizer.path, rows)
+            return _in_tokens(folder / manifest.tokenizer.path, manifest.tokenizer.eos_id, rows)
         return "\n\n".join(map(_kept_text, rows)), {"kept": rows}
     return _funnel(manifest, names), {
         "sources": {n: manifest.sources[n].model_dump(mode="json") for n in names}
@@ -158,7 +158,7 @@ def _dropped_text(row: dict[str, Any]) -> str:
 def _kept(folder: Path, manifest: Manifest, source: str, number: int) -> list[dict[str, Any]]:
     from stages.tokenizer.encode import Encoder
 
-    encoder = Encoder.load(folder / manifest.tokenizer.path)
+    encoder = Encoder.load(folder / manifest.tokenizer.path, manifest.tokenizer.eos_id)
     dtype = np.dtype("<u2" if manifest.dtype == "uint16" else "<u4")
     found: list[dict[str, Any]] = []
     for shard in manifest.sources[source].shards:
@@ -168,11 +168,11 @@ def _kept(folder: Path, manifest: Manifest, source: str, number: int) -> list[di
     return found
 
 
-def _in_tokens(tokenizer: Path, rows: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+def _in_tokens(tokenizer: Path, eos: int, rows: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     from pipeline.commands.tokens import in_tokens, tokens_text
     from stages.tokenizer.encode import Encoder
 
-    encoder = Encoder.load(tokenizer)
+    encoder = Encoder.load(tokenizer, eos)
     made = [{"id": row["id"], "source": row["source"], **in_tokens(encoder, row["text"])} for row in rows]
     heads = [f"{row['source']}: {row['uri']}, record {row['record']}" for row in rows]
     return "\n\n".join(map(tokens_text, made, heads)), {"kept": made}
