@@ -133,7 +133,7 @@ class Tokenizer(Model):
         dict[str, Weight] | None, Field(description="Shares of the sources in that text. Left out: `mix`, or by bytes.")
     ] = None
     pattern: Annotated[
-        Literal["gpt2", "gpt4", "llama3", "qwen2"] | None,
+        Literal["gpt2", "gpt4", "llama3", "qwen2", "deepseek"] | None,
         Field(description="How text is cut before merges. Left out: llama3, which is that of gpt4."),
     ] = None
     digits: Annotated[
