@@ -22,6 +22,17 @@ class Raises(RowStage):
         return batch
 
 
+class Hungry(RowStage):
+    """Asks for a petabyte on documents that hold the word HUNGRY."""
+
+    name: ClassVar[str] = "hungry"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if any("HUNGRY" in text for text in batch.column("text").to_pylist()):
+            bytearray(1 << 50)
+        return batch
+
+
 class Kills(RowStage):
     """Kills its process on documents that hold the word KILL."""
 
