@@ -15,12 +15,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
+    from trainer.draft import Machine
     from trainer.plan import Plan
 
 SCHEMA = 1
@@ -77,8 +78,8 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command that needs a plan takes."""
+def options_of_a_plan(command: Callable[..., Any], corpus: bool = True) -> Callable[..., Any]:
+    """What every command that needs a plan takes; `corpus` says whether it needs one."""
     found = command
     for decorator in reversed(
         (
@@ -88,7 +89,7 @@ def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
                 "manifest_paths",
                 metavar="M",
                 multiple=True,
-                required=True,
+                required=corpus,
                 type=click.Path(path_type=Path),
                 help="manifest.json of a built corpus, or its folder; may be repeated.",
             ),
@@ -110,9 +111,12 @@ def cli() -> None:
 
 
 @cli.command()
-@options_of_a_plan
+@functools.partial(options_of_a_plan, corpus=False)
 @click.option("--gpus", type=click.IntRange(min=1), help="Plan for this many GPUs instead of this machine.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of one of them, such as 80GiB.")
+@click.option("--explain", "fields", metavar="FIELD", multiple=True, help="Say why a value is what it is.")
+@click.option("--fit-memory", is_flag=True, help="Find the largest micro-batch that fits, and what else frees memory.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 @reported
 def plan(
     output: Output,
@@ -121,14 +125,28 @@ def plan(
     overrides: tuple[str, ...],
     gpus: int | None,
     gpu_memory: str | None,
+    fields: tuple[str, ...],
+    fit_memory: bool,
+    strict: bool,
 ) -> int:
-    """Solve the plan against the corpus and print what `fit` would run."""
+    """Solve the plan and print what `fit` would run; without a manifest, all that needs no corpus."""
+    from trainer import plan_command
+
     hardware = [f"hardware.gpus={gpus}"] if gpus else []
     hardware += [f"hardware.gpu_memory={gpu_memory}"] if gpu_memory else []
-    solved, _, _ = _resolve(plan_path, manifest_paths, (*overrides, *hardware), None)
-    _show(output, solved)
-    output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
-    return 0
+    overrides = (*overrides, *hardware)
+    loaded, manifests, machine, _ = _inputs(plan_path, manifest_paths, overrides, None)
+    found = plan_command.study(loaded, manifests, machine)
+    code = plan_command.exit_code(found, strict)
+    if fields:
+        plan_command.explain_all(output, found, fields)
+        return code
+    if fit_memory:
+        return plan_command.fit_memory(output, found)
+    plan_command.show(output, found, code)
+    if not found.failed and manifests:
+        output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
+    return code
 
 
 @cli.command()
@@ -240,18 +258,37 @@ def _resolve(
     plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
 ) -> tuple[Plan, list[Manifest], list[Path]]:
     """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
+    from trainer.built import check_built
+    from trainer.plan import resolve
+
+    loaded, manifests, machine, folders = _inputs(plan_path, manifest_paths, overrides, world)
+    if world:
+        check_built(loaded)
+    return resolve(loaded, manifests, machine), manifests, folders
+
+
+def _inputs(
+    plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
+) -> tuple[Any, list[Manifest], Machine, list[Path]]:
+    """`(plan.yaml, manifests, machine, folders of the manifests)`, all that a plan is worked out from.
+
+    Without a manifest nothing can run here, so the plan is one for GPUs.
+    """
     from stages.contract.manifest import load_manifest
     from trainer.config import read_plan
+    from trainer.devices import gpu_here
+    from trainer.draft import Machine
     from trainer.launch import cores
-    from trainer.plan import Machine, resolve
 
     loaded = read_plan(plan_path, overrides)
     manifests = [load_manifest(path) for path in manifest_paths]
     hardware = loaded.value.hardware
     gpus = accelerators() if world else hardware.gpus or accelerators()
-    machine = Machine("cuda" if gpus else "cpu", cores(), world or gpus or 1, hardware.gpu_memory)
+    device: Literal["cpu", "cuda"] = "cuda" if gpus or not manifests or (not world and hardware.gpu) else "cpu"
+    here = gpu_here() if accelerators() else None
+    machine = Machine(device, cores(), world or gpus or 1, None, here)
     folders = [path if path.is_dir() else path.parent for path in manifest_paths]
-    return resolve(loaded, manifests, machine), manifests, folders
+    return loaded, manifests, machine, folders
 
 
 def _show(output: Output, solved: Plan, err: bool = False) -> None:

@@ -5,22 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stages.contract.problem import display_width, printable
-from trainer.planned import Plan
+from trainer.draft import ENDLESS
+from trainer.planned import Note, Plan
 
 MARKS = {"given": "●", "derived": "○", "default": "·"}
+
+#: Headings, and the sections of values that stand under each.
+HEADINGS = (
+    ("model", ("model", "precision")),
+    ("data", ("data",)),
+    ("step", ("batch", "parallel")),
+    ("rate", ("lr_schedule",)),
+    ("time and cost", ("hardware", "run")),
+    ("bill of the parameters under AdamW, unsharded: usual mixed precision (bf16 weights) | here (fp32 weights)", ("bill",)),
+    ("memory of a device", ("memory",)),
+    ("checkpoints", ("checkpoint", "monitoring")),
+)
+
+
+def values_text(notes: Sequence[Note]) -> list[str]:
+    """Every value with its origin and reason, under headings."""
+    lines: list[str] = []
+    for heading, sections in HEADINGS:
+        rows = [
+            [MARKS[note.origin], note.key, note.value, note.why] for note in notes if note.section in sections
+        ]
+        if rows:
+            lines += [heading, *table(rows), ""]
+    return lines[:-1]
+
+
+def head_text(name: str, digest: str | None) -> str:
+    """The first line of the page."""
+    word = f"plan {digest[:12]}" if digest is not None else "no plan yet: see below"
+    return f"{printable(name)}   {word}   given ●  follows ○  free ·"
 
 
 def plan_text(plan: Plan) -> str:
     """Values with their origin and reason, phases, sources; no newline at the end."""
-    shape = plan.model
-    lines = [f"{printable(plan.name)}   plan {plan.digest[:12]}   given ●  derived ○  default ·", ""]
-    lines += table([[MARKS[note.origin], note.key, note.value, note.why] for note in plan.notes])
-    lines += ["", f"  model   {shape.parameters:,} parameters: {shape.layers} layers of width {shape.width:,}, {shape.heads} heads "
-              f"({shape.kv_heads} for keys), feed-forward {shape.ffn:,}, {shape.vocab_size:,} ids"
-              f"{', tied' if shape.tie_embeddings else ''}; {plan.compute}"]  # fmt: skip
+    lines = [head_text(plan.name, plan.digest), "", *values_text(plan.notes), ""]
+    return "\n".join([*lines, *run_text(plan)])
+
+
+def run_text(plan: Plan) -> list[str]:
+    """The rate in words, phases, and sources where there is a corpus."""
     schedule = plan.schedule
-    lines += [f"  rate    up to {schedule.peak_lr:g} over {schedule.warmup_tokens:,} tokens, then {schedule.decay}"
-              f"{'' if schedule.decay == 'constant' else f' to {schedule.min_lr:g}'}", ""]  # fmt: skip
+    lines = [f"rate up to {schedule.peak_lr:g} over {schedule.warmup_tokens:,} tokens, then {schedule.decay}"
+             f"{'' if schedule.decay == 'constant' else f' to {schedule.min_lr:g}'}", ""]  # fmt: skip
     head = ["phase", "steps", "tokens", "sequences x length", "mix"]
     rows = [
         [
@@ -32,7 +63,7 @@ def plan_text(plan: Plan) -> str:
         ]
         for phase in plan.phases
     ]
-    lines += [*table([head, *rows]), ""]
+    lines += table([head, *rows])
     head = ["source", "tokens", "read", "epochs", "limit"]
     rows = [
         [
@@ -43,8 +74,9 @@ def plan_text(plan: Plan) -> str:
             "-" if s.limit is None else f"{s.limit:g}",
         ]
         for s in plan.sources
+        if s.tokens < ENDLESS
     ]
-    return "\n".join([*lines, *table([head, *rows])])
+    return [*lines, "", *table([head, *rows])] if rows else lines
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
