@@ -36,9 +36,10 @@ def all_of(draft: Draft, values: Values) -> None:
 def check_shape(draft: Draft, values: Values) -> None:
     """Whether the shape can work, and is about as large as was asked."""
     shape: ModelShape | None = values.shape
-    asked = draft.config.model.params
-    if shape is None:
+    size = values.known.get("model.params")
+    if shape is None or size is None:
         return
+    asked = 0 if size.origin == "default" else int(size.number)
     for fault in shape.faults():
         draft.error("P001", fault, ("model",))
     real = shape.parameters
@@ -87,12 +88,16 @@ def check_speed(draft: Draft, values: Values) -> None:
         rate, peak = values.number("hardware.tokens_per_second"), values.number("hardware.peak_flops")
         gpus = values.number("hardware.gpus")
         most = MFU_MOST * gpus * peak / values.number("model.flops_per_token")
-        draft.warn(
+        message = (
             f"{rate:,.0f} tokens/s would be {mfu:.0%} of the peak of {gpus:,.0f} x {in_unit('FLOP/s', peak)}; "
-            f"training reaches at most some {MFU_MOST:.0%}",
-            ("hardware", "tokens_per_second"), f"write at most hardware.tokens_per_second: {most:.3g}",
-            "write hardware.gpu and hardware.gpus as they are",
-        )  # fmt: skip
+            f"training reaches at most some {MFU_MOST:.0%}"
+        )
+        path = ("hardware", "tokens_per_second")
+        repairs = (f"write at most hardware.tokens_per_second: {most:.3g}", "write hardware.gpu and hardware.gpus as they are")
+        if mfu > 1:
+            draft.error("P001", message, path, *repairs)
+        else:
+            draft.warn(message, path, *repairs)
     wall, most_time = values.get("run.wall_time"), draft.config.stop.max_time
     if most_time is not None and wall is not None and wall > most_time and (measured or hardware.mfu is not None):
         draft.warn(

@@ -15,11 +15,13 @@ from trainer.rules import RULES
 
 WORDS = {"given": "given", "derived": "follows from others", "default": "free: nobody gave it, so it was chosen"}
 
+UNKNOWN = "free: nothing says it, and nothing else needs it"
+
 
 def explain(study: Study, asked: str) -> str:
     """The story of one value, as lines. SpecError for a name that the plan does not have."""
-    note = find(study.notes, asked)
-    lines = [f"{note.key} = {note.value}", f"  {WORDS[note.origin]}"]
+    note = find((*study.notes, *_unknown(study)), asked)
+    lines = [f"{note.key} = {note.value}", f"  {WORDS[note.origin] if note.value else UNKNOWN}"]
     where = study.draft.at(tuple(note.key.split("."))) if note.origin == "given" else None
     if where is not None:
         lines[-1] += f", at {where.file}:{where.line}:{where.column}"
@@ -41,6 +43,12 @@ def explain(study: Study, asked: str) -> str:
             holds = "" if equation.agrees(numbers) else "   does not hold"
             lines.append(f"            {shown(equation.left, numbers[equation.left])} = {right}{holds}")
     return "\n".join(lines)
+
+
+def _unknown(study: Study) -> list[Note]:
+    """Fields that have no value in this plan."""
+    known = {note.key for note in study.notes}
+    return [Note(name, "", "default", "") for name in FIELDS if name not in known]
 
 
 def find(notes: tuple[Note, ...], asked: str) -> Note:

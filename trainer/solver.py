@@ -81,8 +81,11 @@ def solve(values: Values, rules: Sequence[Rule], equations: Sequence[Equation] =
     for name, number in values.given.items():
         values.known.setdefault(name, Value(number, "given"))
     unsolvable: list[Equation] = []
+    bound = {rule.field for rule in rules if not rule.free} - {rule.field for rule in rules if rule.free}
     while True:
-        _propagate(values, equations, unsolvable)
+        while any(_apply(values, rule) for rule in rules if not rule.free):
+            pass
+        _propagate(values, equations, unsolvable, bound)
         if not any(_apply(values, rule) for rule in rules):
             break
     numbers = values.numbers()
@@ -90,14 +93,19 @@ def solve(values: Values, rules: Sequence[Rule], equations: Sequence[Equation] =
     values.conflicts = list(dict.fromkeys([*unsolvable, *wrong]))
 
 
-def _propagate(values: Values, equations: Sequence[Equation], unsolvable: list[Equation]) -> None:
+def _propagate(
+    values: Values, equations: Sequence[Equation], unsolvable: list[Equation], bound: set[str]
+) -> None:
+    """Solves equations with one unknown until nothing moves; fields in `bound` are left to their rules."""
     moved = True
     while moved:
         moved = False
         for equation in equations:
             unknown = [name for name in equation.fields if name not in values.known]
-            if len(unknown) != 1 or equation in unsolvable:
+            if len(unknown) != 1 or unknown[0] in bound or equation in unsolvable:
                 continue
+            if equation is STEP:
+                _whole_sequences(values)
             name = unknown[0]
             number = equation.solve(name, values.numbers())
             if number is None:
