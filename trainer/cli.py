@@ -115,7 +115,13 @@ def cli() -> None:
 @click.option("--gpus", type=click.IntRange(min=1), help="Plan for this many GPUs instead of this machine.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of one of them, such as 80GiB.")
 @click.option("--explain", "fields", metavar="FIELD", multiple=True, help="Say why a value is what it is.")
+@click.option("--what-if", "changes", metavar="a.b=c", multiple=True, help="Show what another value would change.")
+@click.option("--init", is_flag=True, help="Write a complete plan.yaml, to PLAN or ./plan.yaml.")
+@click.option("--params", metavar="N", help="With --init: the size of the model, such as 1B.")
+@click.option("--fit-runs", "runs", metavar="RUN", multiple=True, type=click.Path(path_type=Path),
+              help="Fit the loss law of run folders, and say what it means for the plan.")
 @click.option("--fit-memory", is_flag=True, help="Find the largest micro-batch that fits, and what else frees memory.")
+@click.option("--trace", is_flag=True, help="Check the memory ledger by PyTorch's tracer; needs torch, but no GPU.")
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 @reported
 def plan(
@@ -126,7 +132,12 @@ def plan(
     gpus: int | None,
     gpu_memory: str | None,
     fields: tuple[str, ...],
+    changes: tuple[str, ...],
+    init: bool,
+    params: str | None,
+    runs: tuple[Path, ...],
     fit_memory: bool,
+    trace: bool,
     strict: bool,
 ) -> int:
     """Solve the plan and print what `fit` would run; without a manifest, all that needs no corpus."""
@@ -134,17 +145,33 @@ def plan(
 
     hardware = [f"hardware.gpus={gpus}"] if gpus else []
     hardware += [f"hardware.gpu_memory={gpu_memory}"] if gpu_memory else []
+    hardware += [f"model.params={params}"] if params else []
     overrides = (*overrides, *hardware)
-    loaded, manifests, machine, _ = _inputs(plan_path, manifest_paths, overrides, None)
-    found = plan_command.study(loaded, manifests, machine)
+
+    def work_out(path: Path | None, more: Sequence[str] = ()) -> Any:
+        loaded, manifests, machine, _ = _inputs(path, manifest_paths, (*overrides, *more), None)
+        return plan_command.study(loaded, manifests, machine)
+
+    if init:
+        path = plan_path or Path("plan.yaml")
+        code = plan_command.init(output, work_out(None), path, lambda: work_out(path))
+        output.next(["trainer", "plan", *_arguments(path, manifest_paths, ())])
+        return code
+    if changes:
+        return plan_command.what_if(output, changes, lambda more: work_out(plan_path, more))
+    found = work_out(plan_path)
     code = plan_command.exit_code(found, strict)
     if fields:
         plan_command.explain_all(output, found, fields)
         return code
+    if runs:
+        return plan_command.fit_runs(output, found, runs)
     if fit_memory:
         return plan_command.fit_memory(output, found)
+    if trace:
+        return plan_command.trace(output, found)
     plan_command.show(output, found, code)
-    if not found.failed and manifests:
+    if not found.failed and manifest_paths:
         output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
     return code
 

@@ -17,7 +17,7 @@ from stages.contract.manifest import Manifest, SourceEntry
 from stages.contract.mixture import Mixture, Phase, Request, resolve_mixture
 from stages.contract.order import Order, Source
 from stages.contract.problem import Problem, SpecError, in_order
-from trainer import budget, checks
+from trainer import budget, checks, corpus, suggest
 from trainer.config import Compute, PlanConfig
 from trainer.contradictions import contradiction
 from trainer.draft import Draft, Machine, merged
@@ -109,6 +109,10 @@ def study(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], mach
     new = [broken for broken in values.conflicts if broken not in known_before and broken is not RUN]
     draft.problems += [contradiction(draft, values, broken, again) for broken in new]
     checks.all_of(draft, values)
+    corpus.note_training(draft, values)
+    suggest.note_suggestions(draft, values)
+    if mixture is not None and manifests and values.shape is not None:
+        corpus.note_corpus(draft, values, mixture)
     budget.note_memory(draft, values)
     plan = None
     if mixture is not None and not any(problem.severity == "error" for problem in draft.problems):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stages.contract.problem import display_width, printable
 from trainer.draft import ENDLESS
-from trainer.planned import Note, Plan
+from trainer.planned import Note, PhasePlan, Plan
 
 MARKS = {"given": "●", "derived": "○", "default": "·"}
 
@@ -16,6 +16,7 @@ HEADINGS = (
     ("data", ("data",)),
     ("step", ("batch", "parallel")),
     ("rate", ("lr_schedule",)),
+    ("what published rules would choose, and the loss to expect", ("suggest",)),
     ("time and cost", ("hardware", "run")),
     ("bill of the parameters under AdamW, unsharded: usual mixed precision (bf16 weights) | here (fp32 weights)", ("bill",)),
     ("memory of a device", ("memory",)),
@@ -55,20 +56,23 @@ def run_text(plan: Plan) -> list[str]:
     head = ["phase", "steps", "tokens", "sequences x length", "mix"]
     rows = [
         [
-            phase.name,
-            f"{phase.first_step:,} - {phase.end:,}",
-            f"{phase.tokens:,}",
-            f"{phase.batch:,} x {phase.seq_len:,}",
-            "  ".join(f"{name} {share:.1%}" for name, share in sorted(phase.mix.items()) if share),
+            group[0].name,
+            f"{group[0].first_step:,} - {group[-1].end:,}",
+            f"{sum(phase.tokens for phase in group):,}",
+            f"{group[0].batch:,} x {group[0].seq_len:,}",
+            _mix(group),
         ]
-        for phase in plan.phases
+        for group in _stretches(plan.phases)
     ]
     lines += table([head, *rows])
-    head = ["source", "tokens", "read", "epochs", "limit"]
+    phases = list(dict.fromkeys(phase.name for phase in plan.phases))
+    values = {note.key: note.value for note in plan.notes if note.section == "sources"}
+    head = ["source", "tokens", *(phases if len(phases) > 1 else ()), "read", "epochs", "limit"]
     rows = [
         [
             s.name,
             f"{s.tokens:,}",
+            *([values.get(f"sources.{s.name}.in.{phase}", "") for phase in phases] if len(phases) > 1 else ()),
             f"{s.read:,}",
             f"{s.epochs:.2f}",
             "-" if s.limit is None else f"{s.limit:g}",
@@ -77,6 +81,29 @@ def run_text(plan: Plan) -> list[str]:
         if s.tokens < ENDLESS
     ]
     return [*lines, "", *table([head, *rows])] if rows else lines
+
+
+def _stretches(phases: Sequence[PhasePlan]) -> Iterator[list[PhasePlan]]:
+    """Phases of one name, length and batch that follow each other: a ramp and what comes behind it."""
+    group: list[PhasePlan] = []
+    for phase in phases:
+        same = group and (phase.name, phase.seq_len, phase.batch) == (group[0].name, group[0].seq_len, group[0].batch)
+        if group and not same:
+            yield group
+            group = []
+        group.append(phase)
+    if group:
+        yield group
+
+
+def _mix(group: Sequence[PhasePlan]) -> str:
+    """The mix of a phase; where it moves, from where to where."""
+    first, last = group[0].mix, group[-1].mix
+    return "  ".join(
+        f"{name} {first[name]:.1%}" + (f" to {last[name]:.1%}" if abs(first[name] - last[name]) > 5e-4 else "")
+        for name in sorted(first)
+        if first[name] or last[name]
+    )
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

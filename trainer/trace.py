@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.contract.problem import Problem, RunError
-from trainer import attention, model, optim
+from trainer import attention, loss, model, optim
 from trainer.attention import Segments
 from trainer.planned import OptimizerPlan
 from trainer.shape import ModelShape
 
 #: The parts of the tracer in the words of the ledger.
 PARTS = {
-    "SHARDED_PARAM": "weights", "UNSHARDED_PARAM": "gathered", "SHARDED_GRAD": "gradients", "OPT": "optimizer",
-    "UNSHARDED_GRAD": "transient", "ACT": "activations", "TEMP": "transient", "ALL_GATHER": "gathered",
+    "SHARDED_PARAM": "weights", "UNSHARDED_PARAM": "gathered layers", "SHARDED_GRAD": "gradients", "OPT": "optimizer",
+    "UNSHARDED_GRAD": "transient", "ACT": "activations", "TEMP": "transient", "ALL_GATHER": "gathered layers",
     "REDUCE_SCATTER": "transient", "INP": "activations", "BUFFER": "weights",
 }  # fmt: skip
 
@@ -170,11 +170,23 @@ def _kernels(on_cpu: bool) -> Iterator[None]:
         model.attend, model.RMSNorm.forward = attend, norm  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def _whole_logits() -> Iterator[None]:
+    """Inside, the loss is not cut into chunks, which would compute the head twice."""
+    chunk = loss.CHUNK_ELEMENTS
+    loss.CHUNK_ELEMENTS = 1 << 62
+    try:
+        yield
+    finally:
+        loss.CHUNK_ELEMENTS = chunk
+
+
 def flops_per_token(shape: ModelShape, seq_len: int) -> float:
     """FLOP of forward and backward pass for a token of one document, counted by torch operation by operation."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    with _whole_logits(), FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), counter:
         net = model.Llama(shape)
         ids = torch.zeros(seq_len, dtype=torch.int64)
         segments = Segments((0, seq_len), torch.zeros(2, dtype=torch.int32), seq_len)
