@@ -1,4 +1,4 @@
-"""The command line: `trainer plan`, `fit`, `batch`, `where`, `order-check`.
+"""The command line: `trainer plan`, `fit`, `batch`, `where`, `order-check`, `schema`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
@@ -120,6 +120,8 @@ def cli() -> None:
 @click.option("--params", metavar="N", help="With --init: the size of the model, such as 1B.")
 @click.option("--fit-runs", "runs", metavar="RUN", multiple=True, type=click.Path(path_type=Path),
               help="Fit the loss law of run folders, and say what it means for the plan.")
+@click.option("--page", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Write plan.html and plan.png there: curves, mixture, memory, readings.")
 @click.option("--fit-memory", is_flag=True, help="Find the largest micro-batch that fits, and what else frees memory.")
 @click.option("--trace", is_flag=True, help="Check the memory ledger by PyTorch's tracer; needs torch, but no GPU.")
 @click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
@@ -136,6 +138,7 @@ def plan(
     init: bool,
     params: str | None,
     runs: tuple[Path, ...],
+    page: Path | None,
     fit_memory: bool,
     trace: bool,
     strict: bool,
@@ -170,6 +173,8 @@ def plan(
         return plan_command.fit_memory(output, found)
     if trace:
         return plan_command.trace(output, found)
+    if page is not None:
+        plan_command.page(output, found, page)
     plan_command.show(output, found, code)
     if not found.failed and manifest_paths:
         output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
@@ -431,6 +436,21 @@ def order_check(
     else:
         click.echo(check_text(checks, findings, whole, solved.steps))
     return code
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+@reported
+def schema(output: Output) -> int:
+    """Print the JSON Schema of plan.yaml, for editors."""
+    from trainer.config import plan_schema
+
+    made = plan_schema()
+    if output.as_json:
+        output.emit("result", {"exit": 0, "schema_of_plan": made})
+    else:
+        click.echo(json.dumps(made, indent=2, ensure_ascii=False))
+    return 0
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ class ParallelConfig(Model):
         Recompute,
         Field(
             description="What the forward pass keeps for the backward pass. none: all. selective: the results of "
-            "matrix products and attention. full: the input of each layer."
+            "matrix products. full: the input of each layer."
         ),
     ] = "none"
 

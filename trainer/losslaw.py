@@ -184,12 +184,13 @@ def meaning(fitted: Fitted, parameters: float, tokens: float) -> list[tuple[str,
     """What the law says of a planned run: name, number, and a sentence."""
     law = fitted.law
     loss = law.loss(parameters, tokens)
-    gain = law.gain(tokens) * 1e9
+    gain = law.gain(tokens)
     found: list[tuple[str, float | None, str]] = [
         ("loss", loss, f"loss {loss:.4f} after the planned tokens"),
-        ("gain", gain, f"a billion tokens more would lower it by {gain:.3g} there (beta b / tokens^(beta + 1))"),
+        ("gain", gain, f"a token more lowers it by {gain:.3g} there (beta b / tokens^(beta + 1)), one percent more by "
+                       f"{gain * tokens / 100:.3g}"),
         ("doubling", _doubling(law, parameters, tokens), f"twice the tokens would lower it by {_doubling(law, parameters, tokens):.2%}"),
-    ]
+    ]  # fmt: skip
     turn = knee(law, parameters)
     if turn is None:
         found.append(("knee", None, f"no knee: twice the tokens always lower it by over {KNEE:.0%}"))

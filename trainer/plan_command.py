@@ -22,7 +22,7 @@ from trainer.plan import Study, study
 from trainer.rules import flops_per_token as formula
 from trainer.show import head_text, plan_text, table, values_text
 
-__all__ = ["exit_code", "explain_all", "fit_memory", "fit_runs", "init", "show", "study", "trace", "what_if"]
+__all__ = ["exit_code", "explain_all", "fit_memory", "fit_runs", "init", "page", "show", "study", "trace", "what_if"]
 
 #: How far the ledger may be from the traced step.
 TRACE_NEAR = 0.03
@@ -195,6 +195,16 @@ def fit_runs(output: Output, found: Study, paths: Sequence[Path]) -> int:
     else:
         click.echo("\n".join(lines))
     return 0
+
+
+def page(output: Output, found: Study, folder: Path) -> None:
+    """Writes the plan as a page and an image. SpecError where there is no plan."""
+    if found.plan is None:
+        raise SpecError(*found.problems)
+    from trainer.page import write
+
+    for path in write(found, folder):
+        output.say(f"wrote {path}")
 
 
 def fit_memory(output: Output, found: Study) -> int:
