@@ -93,7 +93,7 @@ def check_speed(draft: Draft, values: Values) -> None:
             f"training reaches at most some {MFU_MOST:.0%}"
         )
         path = ("hardware", "tokens_per_second")
-        repairs = (f"write at most hardware.tokens_per_second: {most:.3g}", "write hardware.gpu and hardware.gpus as they are")
+        repairs = (f"write at most hardware.tokens_per_second: {float(f'{most:.3g}'):.0f}", "write hardware.gpu and hardware.gpus as they are")
         if mfu > 1:
             draft.error("P001", message, path, *repairs)
         else:

@@ -70,7 +70,8 @@ def _line(draft: Draft, values: Values, broken: Equation, change: Change) -> str
     if broken.left not in change and all(name in numbers for name in broken.fields):
         made, left = broken.right(numbers), numbers[broken.left]
         off = made / left - 1 if left else 0.0
-        result = f"  ({shown(broken.left, made)}, {off:+.1%})" if set(change) & set(broken.fields) else ""
+        apart = abs(off) >= 5e-5 and set(change) & set(broken.fields)
+        result = f"  ({shown(broken.left, made)}, {off:+.1%})" if apart else ""
     elif len(change) > 1:
         result = _kept(values, change)
     places = [draft.at(tuple(name.split("."))) for name in change]

@@ -171,12 +171,34 @@ def repairs(values: Values, broken: Equation, again: Callable[[dict[str, Number]
 def _single(values: Values, broken: Equation) -> Iterator[Change]:
     """Changes of one given value that make an equation hold, the left side last."""
     numbers = values.numbers()
-    if any(name not in numbers for name in broken.fields):
-        numbers |= {name: 1.0 for name in broken.fields if name not in numbers}
+    missing = [name for name in broken.fields if name not in numbers]
+    if missing:
+        yield from _solvable(values, broken, missing[0], numbers)
+        return
+    # As they were asked for; only a step stays as it was rounded to sequences.
+    numbers |= {k: v for k, v in values.given.items() if not isinstance(v, str) and k != STEP.left}
     for name in (*broken.factors, *broken.divisors, broken.left):
         for target, wanted in _origins(values, name, broken, numbers, 0):
             if wanted != values.given.get(target):
                 yield {target: wanted}
+
+
+def _solvable(
+    values: Values, broken: Equation, missing: str, numbers: Mapping[str, float]
+) -> Iterator[Change]:
+    """The changes of one given value nearest to it for which a whole number of the missing field exists."""
+    for name in broken.fields:
+        now = values.given.get(name)
+        if not isinstance(now, int):
+            continue
+        found = [
+            one
+            for one in range(1, 2 * now + 1)
+            if (name == broken.left or one.bit_count() == 1)
+            and broken.solve(missing, {**numbers, name: float(one)}) is not None
+        ]
+        nearest = min((abs(one - now) for one in found), default=0)
+        yield from ({name: float(one)} for one in found if abs(one - now) == nearest)
 
 
 def _origins(
