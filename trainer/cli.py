@@ -203,7 +203,8 @@ def _train(
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             from trainer import parallel
-            from trainer.fit import Fit, describe_run
+            from trainer.fit import Fit
+            from trainer.runfolder import describe_run
         except ImportError as error:
             hint = "pip install 'gristmill[train]'"
             raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
@@ -213,7 +214,7 @@ def _train(
         try:
             run.resume()
             if world.first:
-                describe_run(out, solved, world, run.state.step)
+                describe_run(out, run.plan, world, run.state.step)
             end = run.run()
         except RuntimeError as error:  # what gloo and NCCL raise
             if world.size == 1:
@@ -226,7 +227,7 @@ def _train(
             run.close()
             parallel.leave()
     if world.first:
-        output.say(f"{out}: {run.state.step:,} of {solved.steps:,} steps done, {end.why}")
+        output.say(f"{out}: {run.state.step:,} of {run.plan.steps:,} steps done, {end.why}")
         if run.state.skipped:
             output.say(f"{run.state.skipped:,} steps were skipped; see {out}/incident-*.json")
         if output.as_json:

@@ -37,6 +37,8 @@ class ModelConfig(Model):
     tie_embeddings: Annotated[bool | None, Field(description="Use the embedding as the output layer.")] = None
     rope_theta: Annotated[float, Field(description="Base of the rotary positions.", gt=0)] = 10_000.0
     norm_eps: Annotated[float, Field(description="Epsilon of RMSNorm.", gt=0)] = 1e-5
+    qk_norm: Annotated[bool, Field(description="RMSNorm of each query and key head.")] = False
+    dropout: Annotated[float, Field(description="Dropped share of what each layer adds.", ge=0, lt=1)] = 0.0
 
 
 class DataConfig(Model):
@@ -74,14 +76,21 @@ class DataConfig(Model):
 
 
 class OptimizerConfig(Model):
-    """AdamW."""
+    """The update. Rates, decay and clipping mean the same for all types."""
 
-    type: Literal["AdamW"] = "AdamW"
+    type: Annotated[
+        Literal["AdamW", "AdamW8bit", "Lion", "Sophia", "Muon"],
+        Field(description="Muon updates the matrices of the layers, AdamW the rest; AdamW8bit needs torchao."),
+    ] = "AdamW"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     grad_clip: Annotated[float, Field(description="Largest norm of the gradient.", gt=0)] = 1.0
+    momentum: Annotated[float, Field(description="Muon: momentum of the matrices.", ge=0, lt=1)] = 0.95
+    gamma: Annotated[float, Field(description="Sophia: scale of the curvature.", gt=0)] = 0.05
+    curvature_every: Annotated[Count, Field(description="Sophia: steps between two looks at it.", gt=0)] = 10
+    z_loss: Annotated[float, Field(description="Weight of log(sum(exp(logits)))^2 in the loss.", ge=0)] = 0.0
 
 
 class ScheduleConfig(Model):
@@ -96,6 +105,10 @@ class ScheduleConfig(Model):
         Share, Field(description="Share of the run that `wsd` decays over, at its end.")
     ] = 0.2
     min_lr_ratio: Annotated[Share, Field(description="Last learning rate as a share of the peak.")] = 0.1
+    batch_rule: Annotated[
+        Literal["none", "sqrt", "linear"],
+        Field(description="How the rate follows a phase's own global_tokens, against batch.global_tokens."),
+    ] = "none"
 
 
 class BatchConfig(Model):
@@ -116,14 +129,23 @@ class ParallelConfig(Model):
 
     tensor_parallel: Annotated[Count, Field(gt=0)] = 1
     pipeline_parallel: Annotated[Count, Field(gt=0)] = 1
-    shard: Literal["full"] = "full"
+    shard: Annotated[
+        Literal["none", "optimizer", "gradients", "full", "hybrid"],
+        Field(description="What each rank holds a part of; hybrid: all of it, within a group of ranks."),
+    ] = "full"
+    replicas: Annotated[
+        Count | None, Field(description="Groups of `hybrid`; left out: one on each machine.", gt=0)
+    ] = None
+    compile: Annotated[bool | None, Field(description="torch.compile each layer; left out: on GPUs.")] = None
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
 
 
 class PrecisionConfig(Model):
     """Number formats. Parameters and optimizer state are fp32."""
 
-    compute: Literal["fp32", "bf16"] | None = None
+    compute: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"] | None, Field(description="auto: bf16 on GPUs, fp32 on CPUs.")
+    ] = None
     reduce: Literal["fp32"] = "fp32"
 
 
@@ -134,7 +156,14 @@ class CheckpointConfig(Model):
     save_every: Annotated[Span | None, Field(description="Save after this much time, too.", gt=0)] = None
     keep_last: Annotated[Count, Field(gt=0)] = 3
     keep_best: bool = True
-    verify_resume: bool = False
+    keep_every_steps: Annotated[Count | None, Field(description="Never delete these.", gt=0)] = None
+    async_save: Annotated[bool, Field(description="Copy to memory, write while training goes on.")] = False
+    verify_resume: Annotated[
+        bool, Field(description="At the first save of a start: load it, repeat a step, compare all bits.")
+    ] = False
+    weights_only: Annotated[
+        FilePath | None, Field(description="Begin with the weights of this checkpoint, at step 0.")
+    ] = None
 
 
 class MonitoringConfig(Model):
@@ -144,15 +173,29 @@ class MonitoringConfig(Model):
     eval_every_steps: Annotated[
         Count | None, Field(description="Holdout loss every so many steps.", gt=0)
     ] = None
-    sinks: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
-    on_nonfinite: Literal["stop", "skip", "roll-back"] = "stop"
-    on_spike: Literal["ignore", "warn"] = "ignore"
+    sinks: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    on_nonfinite: Annotated[
+        Literal["stop", "skip", "roll-back"],
+        Field(description="roll-back: skip, and after `skips` in a row go back and pass over these data."),
+    ] = "roll-back"
+    on_spike: Annotated[
+        Literal["ignore", "warn", "skip", "roll-back"],
+        Field(description="A loss or gradient norm far above those of the steps before."),
+    ] = "warn"
+    spike_z: Annotated[float, Field(description="How far, in robust deviations.", gt=0)] = 8.0
+    spike_window: Annotated[Count, Field(description="Steps that are looked back on.", ge=16)] = 128
+    skips: Annotated[Count, Field(description="Bad steps in a row that are skipped at most.", gt=0)] = 10
+    rollbacks: Annotated[Count, Field(description="Times that a run goes back at most.")] = 3
+    profile_steps: Annotated[
+        tuple[Count, Count] | None, Field(description="Profile steps a to b - 1, given as [a, b].")
+    ] = None
 
 
 class StopConfig(Model):
     """When to end before the plan does."""
 
     max_time: Annotated[Span | None, Field(gt=0)] = None
+    after_steps: Annotated[Count | None, Field(description="End early, with a checkpoint.", gt=0)] = None
     patience_evals: Annotated[Count | None, Field(gt=0)] = None
 
 

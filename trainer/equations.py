@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from stages.contract.epochs import Rows
@@ -209,6 +209,7 @@ def _shape(draft: Draft, longest: int) -> ModelShape:
         if target < least:
             target, why = least, "128 wide and 4 layers deep, the least of which something can be expected"
     shape = find_shape(given, target, draft.vocab_size, longest, model.rope_theta, model.norm_eps)
+    shape = replace(shape, qk_norm=model.qk_norm, dropout=model.dropout)
     for fault in shape.faults():
         draft.error("P001", fault, ("model",))
     real = shape.parameters

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal
 
 from stages.contract.config import Loaded
 from stages.contract.epochs import GROUP_WINDOW, Rows
@@ -108,9 +107,6 @@ def _not_built_yet(config: PlanConfig, at: Callable[[Path], Where | None]) -> It
     asked: list[tuple[bool, Path, str]] = [
         (config.parallel.tensor_parallel > 1, ("parallel", "tensor_parallel"), "1"),
         (config.parallel.pipeline_parallel > 1, ("parallel", "pipeline_parallel"), "1"),
-        (config.checkpoint.verify_resume, ("checkpoint", "verify_resume"), "false"),
-        (config.monitoring.on_nonfinite == "roll-back", ("monitoring", "on_nonfinite"), "stop, or skip"),
-        (config.monitoring.on_spike == "warn", ("monitoring", "on_spike"), "ignore"),
     ]
     for wanted, path, instead in asked:
         if wanted:
@@ -129,9 +125,12 @@ def _finish(
     rows = {name: draft.packed[name] for name in draft.sources} if packed else {}
     ordered = [Source(s.uid, s.digest, s.units, rows.get(s.name, {})) for s in sources]
     order = Order(data_seed, shape.seq_len, ordered, stretches, config.data.skip)
-    phases = _phases(mixture, order, peak)
+    step = mixture.phases[0].batch * mixture.phases[0].seq_len
+    phases = _phases(mixture, order, peak, _batch_factor(draft, step))
     _note_run(draft, mixture, shape, rows, order)
-    compute = config.precision.compute or ("fp32" if draft.machine.device == "cpu" else "bf16")
+    compute = config.precision.compute
+    if compute is None or compute == "auto":
+        compute = "fp32" if draft.machine.device == "cpu" else "bf16"
     draft.note(("precision", "compute"), compute, "fp32 on CPU, bf16 on GPU")
     return Plan(
         name=config.name or draft.manifests[0].name,
@@ -143,7 +142,7 @@ def _finish(
         stretches=stretches,
         sources=sources,
         schedule=_schedule(draft, mixture, peak),
-        optimizer=OptimizerPlan(**config.optimizer.model_dump()),
+        optimizer=_optimizer(draft),
         checkpoint=_checkpoint(draft),
         monitoring=_monitoring(draft, order.steps),
         micro_batch=_micro_batch(draft, phases),
@@ -157,6 +156,10 @@ def _finish(
         max_seconds=config.stop.max_time,
         patience_evals=config.stop.patience_evals,
         manifests=tuple(manifest.digest for manifest in draft.manifests),
+        shard=config.parallel.shard,
+        replicas=config.parallel.replicas,
+        compile=config.parallel.compile,
+        after_steps=config.stop.after_steps,
         rows=rows,
         notes=tuple(draft.notes),
         problems=tuple(draft.problems),
@@ -201,16 +204,40 @@ def _checkpoint(draft: Draft) -> CheckpointPlan:
     config = draft.config.checkpoint
     every = config.save_every_steps or 1000
     draft.note(("checkpoint", "save_every_steps"), every, "and at the end of the run", derived=False)
-    return CheckpointPlan(every, config.save_every, config.keep_last, config.keep_best)
+    return CheckpointPlan(
+        every, config.save_every, config.keep_last, config.keep_best, config.keep_every_steps, config.async_save,
+        config.verify_resume, None if config.weights_only is None else str(config.weights_only),
+    )  # fmt: skip
+
+
+def _optimizer(draft: Draft) -> OptimizerPlan:
+    """As given; Lion forgets slower than AdamW (Chen et al. 2023, section 4.1), unless beta2 is given."""
+    given = draft.config.optimizer
+    if given.type == "Lion" and not draft.given(("optimizer", "beta2")):
+        given = given.model_copy(update={"beta2": 0.99})
+    return OptimizerPlan(**given.model_dump())
+
+
+def _batch_factor(draft: Draft, first_step: int) -> Callable[[int], float]:
+    """Positions of a step -> factor of the rate, by `lr_schedule.batch_rule`: 1 for batch.global_tokens, or where it
+    is left out, for a step of the first phase."""
+    power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[draft.config.lr_schedule.batch_rule]
+    reference = draft.config.batch.global_tokens or first_step
+    return lambda tokens: (tokens / reference) ** power
+
 
 
 def _monitoring(draft: Draft, steps: int) -> MonitoringPlan:
     config = draft.config.monitoring
-    on_nonfinite: Literal["stop", "skip"] = "skip" if config.on_nonfinite == "skip" else "stop"
-    return MonitoringPlan(config.log_every_steps, _eval_every(draft, steps), config.sinks, on_nonfinite)
+    return MonitoringPlan(
+        config.log_every_steps, _eval_every(draft, steps), config.sinks, config.on_nonfinite, config.on_spike,
+        config.spike_z, config.spike_window, config.skips, config.rollbacks, config.profile_steps,
+    )  # fmt: skip
 
 
-def _phases(mixture: Mixture, order: Order, peak: float) -> tuple[PhasePlan, ...]:
+def _phases(
+    mixture: Mixture, order: Order, peak: float, batch_factor: Callable[[int], float]
+) -> tuple[PhasePlan, ...]:
     first = [0]
     for phase in mixture.phases:
         first.append(first[-1] + phase.steps)
@@ -219,7 +246,7 @@ def _phases(mixture: Mixture, order: Order, peak: float) -> tuple[PhasePlan, ...
     for piece in order.pieces:
         phase = mixture.phases[piece.stretch]
         before = tokens[piece.stretch] + (piece.data - first[piece.stretch]) * phase.batch * phase.seq_len
-        factor = 1.0 if phase.lr is None else phase.lr / peak
+        factor = batch_factor(phase.batch * phase.seq_len) if phase.lr is None else phase.lr / peak
         phases.append(
             PhasePlan(phase.name, piece.first, piece.steps, before, phase.seq_len, phase.batch, phase.mix, factor)
         )
