@@ -18,6 +18,7 @@ device; sums that stay on the device are enqueued there.
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -120,6 +121,7 @@ def join(kind: Literal["cpu", "cuda"], rendezvous: str | None = None, threads: i
 
 def leave() -> None:
     """End the process group, if there is one."""
+    _mesh.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -138,10 +140,14 @@ def data_mesh(world: World, mode: Mode, replicas: int | None = None) -> DeviceMe
             fitting = ", ".join(str(n) for n in range(1, world.size + 1) if world.size % n == 0)
             message = f"{world.size} ranks cannot be cut into {groups} equal groups"
             raise SpecError(Problem("P001", message, repairs=(f"parallel.replicas may be {fitting}",)))
-    mesh = init_device_mesh(
-        world.device.type, (groups, world.size // groups), mesh_dim_names=("replica", "shard")
-    )
+    mesh = _mesh(world.device.type, groups, world.size // groups)
     return mesh if groups > 1 else mesh["shard"]
+
+
+@functools.cache
+def _mesh(kind: str, groups: int, each: int) -> DeviceMesh:
+    """Made once for a shape: every mesh has connections of its own."""
+    return init_device_mesh(kind, (groups, each), mesh_dim_names=("replica", "shard"))
 
 
 def shard(
