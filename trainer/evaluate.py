@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from trainer.attention import Segments
 from trainer.loader import Loader
 from trainer.loss import IGNORE
 from trainer.model import Llama
-from trainer.parallel import World
+from trainer.parallel import World, after_look
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ def holdout_loss(
             count += len(real)
             size += 0 if lengths is None else int(lengths[real].sum())
         lost += model(tokens, positions, segments, labels).double().sum()
-    # Without a backward pass the outermost group stays whole, and its parameters are not those of the optimizer.
-    assert isinstance(model, FSDPModule)
-    model.reshard()
+    after_look(model)
     model.train()
     (total,) = world.total([float(lost)])
     targets, size = world.total_int([count, size])

@@ -165,8 +165,8 @@ def _cut(stretches: Sequence[Stretched], data_step: int) -> tuple[list[Stretched
 
 
 def _whole_before(stretches: Sequence[Stretched], tokens: int) -> int:
-    """How many of them end within so many positions."""
-    ends = accumulate(_length(one) * one.batch * one.seq_len for one in stretches)
+    """How many of them are over after so many positions; the last one never is: it may be made longer."""
+    ends = accumulate(_length(one) * one.batch * one.seq_len for one in stretches[:-1])
     return sum(end <= tokens for end in ends)
 
 

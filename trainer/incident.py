@@ -22,7 +22,7 @@ from trainer.evaluate import to_device
 from trainer.loader import Loader
 from trainer.look import add_origins
 from trainer.model import Llama
-from trainer.parallel import World
+from trainer.parallel import World, after_look
 from trainer.planned import Plan
 from trainer.step import Numbers
 
@@ -49,7 +49,7 @@ def suspects(model: Llama, loader: Loader, world: World, step: int, micro: int) 
         losses = model(tokens, positions, segments, labels).double().tolist()
         mine += _weighed(one, losses, labels.tolist(), plan, world.rank, slot)
         slot += int((one["weight"] > 0).sum())
-    model.reshard()  # type: ignore[operator]  # as after every forward pass without a backward pass
+    after_look(model)
     model.train()
     found = [document for text in world.texts(json.dumps(mine)) for document in json.loads(text)]
     for document in found:

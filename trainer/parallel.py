@@ -178,6 +178,14 @@ def before_pass(model: nn.Module, mode: Mode, last: bool) -> None:
         model.set_reshard_after_backward(last)
 
 
+def after_look(model: nn.Module) -> None:
+    """After forward passes without a backward pass: groups that are still gathered let go of it, so that the parameters
+    are again those of the optimizer."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """`(local, offset)`: this rank's part of a tensor, and where in the whole tensor it begins."""
     if not isinstance(tensor, DTensor):
