@@ -21,6 +21,7 @@ from trainer.loader import Loader
 from trainer.loss import IGNORE
 from trainer.model import Llama
 from trainer.parallel import World, after_look
+from trainer.show import table
 
 
 @dataclass(frozen=True)
@@ -116,3 +117,18 @@ def evaluate(
         if held.targets:
             found[source.name] = held
     return found
+
+
+def held_text(found: Mapping[str, Held], step: int) -> str:
+    """What was measured, as a table; the last line is all of it."""
+    head = ["holdout", "loss", "bits per byte", "label tokens", "bytes"]
+    whole = sum(found.values(), Held())
+    rows = [
+        [
+            name, f"{one.loss:.4f}", "-" if one.bits_per_byte is None else f"{one.bits_per_byte:.4f}",
+            f"{one.targets:,}", f"{one.bytes:,}",
+        ]
+        for name, one in [*found.items(), ("all", whole)]
+        if one.targets
+    ]  # fmt: skip
+    return "\n".join([f"checkpoint of step {step:,}", "", *table([head, *rows])])
