@@ -217,7 +217,10 @@ class Updater:
         torch._foreach_mul_(gradients, scale)
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = lr
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr)
+                else:
+                    group["lr"] = lr
             if isinstance(part, Gated):
                 part.gate = keep
                 part.step()
