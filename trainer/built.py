@@ -9,21 +9,8 @@ from trainer.config import PlanConfig
 
 #: Values that `fit` knows, by key. A key that is not here is known with every value that plan.yaml allows.
 BUILT: dict[tuple[str, str], tuple[object, ...]] = {
-    ("optimizer", "type"): ("AdamW",),
     ("parallel", "tensor_parallel"): (1,),
     ("parallel", "pipeline_parallel"): (1,),
-    ("parallel", "shard"): ("full",),
-    ("precision", "compute"): (None, "auto", "bf16", "fp32"),
-    ("model", "qk_norm"): (False,),
-    ("model", "dropout"): (0.0,),
-    ("optimizer", "z_loss"): (0.0,),
-    ("checkpoint", "keep_every_steps"): (None,),
-    ("checkpoint", "async_save"): (False,),
-    ("checkpoint", "verify_resume"): (False,),
-    ("checkpoint", "weights_only"): (None,),
-    ("stop", "after_steps"): (None,),
-    ("monitoring", "on_nonfinite"): ("stop", "skip"),
-    ("monitoring", "on_spike"): ("ignore",),
 }
 
 

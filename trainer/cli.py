@@ -1,19 +1,20 @@
-"""The command line: `trainer plan`, `fit`, `batch`, `where`, `order-check`, `schema`.
+"""The command line: `trainer plan`, `fit`, `verify`, `eval`, `sample`, `batch`, `where`, `order-check`, `schema`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
-torch is imported by `fit` alone, after everything that can be checked without it has been.
+torch is imported by commands that need a model alone, after everything that can be checked without it has been.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,7 +73,8 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
                 if not options.get("rendezvous"):  # else the watchman has the last word
                     output.next(["trainer", "--help"] if code == 2 else ["trainer", *sys.argv[1:]])
             elif error.problems[0].code not in SHARED:
-                click.echo(f"rank {rank}: {printable(error.problems[0].message)}", err=True)
+                repairs = [f"\n = {printable(repair)}" for repair in error.problems[0].repairs]
+                click.echo(f"rank {rank}: {printable(error.problems[0].message)}{''.join(repairs)}", err=True)
         sys.exit(code)
 
     return run
@@ -251,19 +253,17 @@ def _train(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Threads that wait sleep: spinning ones make a step ten times slower where other programs share the cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        try:
+        with needs_torch():
             from trainer import parallel
-            from trainer.fit import Fit, describe_run
-        except ImportError as error:
-            hint = "pip install 'gristmill[train]'"
-            raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
+            from trainer.fit import Fit
+            from trainer.runfolder import describe_run
         world = parallel.join("cuda" if accelerators() else "cpu", rendezvous)
         emit = (lambda record: output.emit(record["kind"], record)) if output.as_json else None
         run = Fit(solved, loader, out, world, stop, emit=emit, quiet=output.quiet)
         try:
             run.resume()
             if world.first:
-                describe_run(out, solved, world, run.state.step)
+                describe_run(out, run.plan, world, run.state.step)
             end = run.run()
         except RuntimeError as error:  # what gloo and NCCL raise
             if world.size == 1:
@@ -276,7 +276,7 @@ def _train(
             run.close()
             parallel.leave()
     if world.first:
-        output.say(f"{out}: {run.state.step:,} of {solved.steps:,} steps done, {end.why}")
+        output.say(f"{out}: {run.state.step:,} of {run.plan.steps:,} steps done, {end.why}")
         if run.state.skipped:
             output.say(f"{run.state.skipped:,} steps were skipped; see {out}/incident-*.json")
         if output.as_json:
@@ -356,6 +356,151 @@ def accelerators() -> int:
     return (
         present if chosen is None else min(present, len([name for name in chosen.split(",") if name.strip()]))
     )
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=1), default=3, help="Steps before and after the save.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Processes to train with.")
+@click.option("--world", "worlds", type=click.IntRange(min=1), multiple=True, help="Go on with so many ranks, too.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs and verify.json; emptied first.")
+@reported
+def verify(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int,
+    ranks: int,
+    worlds: tuple[int, ...],
+    out: Path | None,
+) -> int:
+    """Prove that a stopped run goes on as if it had not been stopped, bit for bit."""
+    from stages.contract.names import path_name
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
+    with needs_torch():
+        from trainer.verify import proof_text, prove
+    folder = out or Path("runs") / f"{path_name(solved.name)}-verify"
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    proof = prove(solved, arguments, folder, steps, ranks, worlds, output.say)
+    code = 3 if proof.findings else 0
+    if output.as_json:
+        output.emit("result", {"exit": code} | proof.to_json(solved))
+    else:
+        click.echo(proof_text(proof))
+    output.next(["trainer", "fit", *arguments] if code == 0 else ["open", str(folder / "verify.json")])
+    return code
+
+
+def options_of_a_checkpoint(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which checkpoint a command looks at."""
+    run = click.option("--out", type=click.Path(path_type=Path), help="The run folder; left out: runs/<name of the plan>.")
+    step = click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step; left out: the newest.")
+    return run(step(click.option("--best", is_flag=True, help="The one with the best holdout loss.")(command)))
+
+
+@cli.command("eval")
+@options_of_a_plan
+@options_of_a_checkpoint
+@click.option("--rows", type=click.IntRange(min=1), help="Sequences of each source at most; left out: all.")
+@reported
+def evaluate(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    out: Path | None,
+    step: int | None,
+    best: bool,
+    rows: int | None,
+) -> int:
+    """Measure a checkpoint on the holdout: loss and bits per byte of each source."""
+    from trainer.loader import Loader
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    with Loader(folders, solved, manifests) as loader, _attached(solved, out, step, best) as (model, found, world):
+        from trainer.evaluate import evaluate as measure
+        from trainer.evaluate import held_text
+
+        held = measure(model, loader, world, solved.model.seq_len, solved.micro_batch or 1, rows)
+    if output.as_json:
+        sources = {
+            name: {"loss": one.loss, "bits_per_byte": one.bits_per_byte, "targets": one.targets, "bytes": one.bytes}
+            for name, one in held.items()
+        }
+        output.emit("result", {"exit": 0, "checkpoint": str(found.path), "step": found.step, "sources": sources})
+    else:
+        click.echo(held_text(held, found.step))
+    return 0
+
+
+@cli.command()
+@options_of_a_plan
+@options_of_a_checkpoint
+@click.option("--prompt", required=True, help="What the text begins with.")
+@click.option("--tokens", type=click.IntRange(min=1), default=100, help="Tokens to write at most.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the likeliest each time.")
+@click.option("--seed", type=int, default=0, help="Another seed, another text.")
+@reported
+def sample(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    out: Path | None,
+    step: int | None,
+    best: bool,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> int:
+    """Let a checkpoint write on behind a prompt."""
+    from stages.contract.problem import printable
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    tokenizer = manifests[0].tokenizer
+    with _attached(solved, out, step, best) as (model, found, world):
+        from trainer.sample import Codec, continued
+
+        codec = Codec(folders[0] / tokenizer.path)
+        ids = codec.ids(prompt)
+        sizes = (tokenizer.eos_id, tokenizer.vocab_size)
+        text = codec.text([*ids, *continued(model, ids, tokens, temperature, seed, *sizes, world.device)])
+    if output.as_json:
+        output.emit("result", {"exit": 0, "checkpoint": str(found.path), "step": found.step, "text": text})
+    else:
+        click.echo("\n".join(printable(line) for line in text.split("\n")))
+    return 0
+
+
+@contextlib.contextmanager
+def _attached(solved: Plan, out: Path | None, step: int | None, best: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """`(model, checkpoint, world)`: this process alone with the weights of a checkpoint."""
+    from stages.contract.names import path_name
+
+    with needs_torch():
+        from trainer import parallel
+        from trainer.attach import chosen, with_weights
+    found = chosen(out or Path("runs") / path_name(solved.name), step, best)
+    world = parallel.join("cuda" if accelerators() else "cpu")
+    try:
+        yield with_weights(solved, found, world), found, world
+    finally:
+        parallel.leave()
+
+
+@contextlib.contextmanager
+def needs_torch() -> Iterator[None]:
+    """Imports of a command that needs more than the base installation."""
+    from stages.contract.problem import Problem, RunError
+
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'gristmill[train]'"
+        raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
 
 
 @cli.command()

@@ -237,11 +237,11 @@ class MonitoringConfig(Model):
             description="When a loss or gradient is not finite: stop, skip the step, or skip, and after `skips` in a row "
             "go back to a sound checkpoint and pass over these data."
         ),
-    ] = "stop"
+    ] = "roll-back"
     on_spike: Annotated[
         Literal["ignore", "warn", "skip", "roll-back"],
         Field(description="A loss or gradient norm far above those of the steps before."),
-    ] = "ignore"
+    ] = "warn"
     spike_z: Annotated[float, Field(description="How far, in robust deviations.", gt=0)] = 8.0
     spike_window: Annotated[Count, Field(description="Steps that are looked back on.", ge=16)] = 128
     skips: Annotated[Count, Field(description="Bad steps in a row that are skipped at most.", gt=0)] = 10

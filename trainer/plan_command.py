@@ -16,10 +16,10 @@ from trainer import budget, losslaw, whatif
 from trainer.config import plan_schema
 from trainer.explain import explain
 from trainer.figures import size
+from trainer.flops import token_flops
 from trainer.initialize import plan_yaml
 from trainer.memory import ledger
 from trainer.plan import Study, study
-from trainer.rules import flops_per_token as formula
 from trainer.show import head_text, plan_text, table, values_text
 
 __all__ = ["exit_code", "explain_all", "fit_memory", "fit_runs", "init", "page", "show", "study", "trace", "what_if"]
@@ -98,7 +98,7 @@ def trace(output: Output, found: Study) -> int:
     own, traced = ledger(replace(setting, passes=passes, shard="full", devices=setting.spread, tensor=1, pipeline=1,
                                  optimizer="AdamW")), traced_of(case)  # fmt: skip
     apart = own.used / traced.total - 1
-    counted, ours = flops_per_token(setting.shape, setting.seq_len), formula(setting.shape, setting.seq_len)
+    counted, ours = flops_per_token(setting.shape, setting.seq_len), token_flops(setting.shape, setting.seq_len)
     code = 3 if abs(apart) > TRACE_NEAR else 0
     rest = [part for part in own.parts if part not in traced.parts]
     rows = [["", "ledger", "traced"]]

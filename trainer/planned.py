@@ -97,7 +97,7 @@ class MonitoringPlan:
     eval_every_steps: int | None
     sinks: tuple[str, ...]  # of jsonl, tensorboard, wandb
     on_nonfinite: Literal["stop", "skip", "roll-back"]
-    on_spike: Literal["ignore", "warn", "skip", "roll-back"] = "ignore"
+    on_spike: Literal["ignore", "warn", "skip", "roll-back"] = "warn"
     spike_z: float = 8.0
     spike_window: int = 128
     skips: int = 10

@@ -12,6 +12,7 @@ from dataclasses import replace
 from trainer.config import Compute
 from trainer.devices import ASSUMED, CORE, find_gpu, usual_mfu
 from trainer.draft import ENDLESS, Draft
+from trainer.flops import token_flops
 from trainer.lengths import attended_of
 from trainer.memory import Setting, largest_rows, state_bytes
 from trainer.shape import Given, ModelShape, find_shape, smallest_sensible
@@ -221,15 +222,7 @@ def _flops_per_token(values: Values) -> Number | None:
     attended = values.get("data.attended")
     if values.shape is None or attended is None:
         return None
-    return flops_per_token(values.shape, attended)
-
-
-def flops_per_token(shape: ModelShape, attended: float) -> float:
-    """Forward and backward pass of one token: 6 N_mm + 12 L D E (Chowdhery et al. 2022, appendix B; causality ignored).
-
-    attended  mean length of the documents that tokens stand in
-    """
-    return 6 * shape.matmul_parameters + 12 * shape.layers * shape.heads * shape.head_dim * attended
+    return token_flops(values.shape, attended)
 
 
 def _peak_lr(values: Values) -> Number | None:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.contract.problem import Problem, RunError
-from trainer import attention, loss, model, optim
+from trainer import attention, loss, model, optim, parallel
 from trainer.attention import Segments
 from trainer.planned import OptimizerPlan
 from trainer.shape import ModelShape
@@ -76,7 +76,7 @@ def trace(case: Case) -> Traced:
         with _kernels(case.on_cpu), FakeTensorMode(allow_non_fake_inputs=True):
             net = _sharded(case, mesh)
             rule = OptimizerPlan(case.optimizer, 0.9, 0.95, 1e-8, 0.1, 1.0)  # type: ignore[arg-type]
-            optimizer: Any = optim.build(net, rule)
+            optimizer: Any = optim.Updater(net, rule).parts[-1]
             inputs = _inputs(case)
             _step(net, optimizer, inputs, 1)  # makes the optimizer's state, and caches of torch that are no memory
             tracker = FSDPMemTracker(net, optimizer)
@@ -111,18 +111,10 @@ def _by_part(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
 
 
 def _sharded(case: Case, mesh: Any) -> nn.Module:
-    """The model, sharded as `parallel.shard` shards it."""
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
+    """The model, sharded as a run shards it."""
     net = model.Llama(case.shape, case.recompute)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.compute, torch.float32)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for module in (*net.model.layers, net):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-    for module in net.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+    parallel.shard(net, net.model.layers, mesh, "full", compute)
     return net
 
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from trainer.flops import token_flops
 from trainer.memory import (
     BILL,
     Setting,
@@ -17,7 +18,6 @@ from trainer.memory import (
     ways_out,
     with_rows,
 )
-from trainer.rules import flops_per_token
 from trainer.shape import Given, ModelShape, find_shape
 
 NEAR = 0.03
@@ -64,7 +64,7 @@ def test_the_ledger_of_six_shapes(size, mode, devices):
 def test_flops_are_what_torch_counts(seq_len):
     from trainer.trace import flops_per_token as counted
 
-    assert flops_per_token(SMALL, seq_len) == counted(SMALL, seq_len)
+    assert token_flops(SMALL, seq_len) == counted(SMALL, seq_len)
 
 
 @pytest.mark.long
@@ -73,7 +73,7 @@ def test_flops_of_six_shapes_are_what_torch_counts(size):
     from trainer.trace import flops_per_token as counted
 
     shape = shape_of(size[0], 1024)
-    assert flops_per_token(shape, 1024) == counted(shape, 1024)
+    assert token_flops(shape, 1024) == counted(shape, 1024)
 
 
 def test_the_bill_is_sixteen_bytes_in_both_layouts():

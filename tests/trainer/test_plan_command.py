@@ -98,7 +98,7 @@ def test_json_is_the_object_that_fit_runs(corpus):
 def test_fit_stores_what_plan_prints(corpus, tmp_path):
     from tests.trainer.tiny import alone
     from trainer.cli import _resolve
-    from trainer.fit import describe_run
+    from trainer.runfolder import describe_run
 
     _, out, _ = run("plan", "--manifest", corpus, "--json")
     printed = json.loads(out.splitlines()[0])
