@@ -63,6 +63,7 @@ CODES: dict[str, str] = {
     "T003": "the loss or a gradient is not a finite number",
     "T004": "a rank of the training ended or hangs",
     "T005": "out of memory on a device",
+    "T006": "a checkpoint does not bring back the state that it was made of",
     "W001": "something that works but is rarely meant",
 }
 
