@@ -84,6 +84,13 @@ def _load(path: str, label: str | None, form: Form | None, _mtime: int, _size: i
     return Scorer(model, names[0], form or card.get("form", "plain"))
 
 
+def fasttext_version() -> str:
+    """Name and version of the package that provides fastText."""
+    from importlib.metadata import packages_distributions, version
+
+    return ", ".join(sorted(f"{name} {version(name)}" for name in set(packages_distributions()["fasttext"])))
+
+
 def card_path(model: str) -> Path:
     """Where the card of a model lies: beside it, `.json` behind its name."""
     return Path(f"{model}.json")
