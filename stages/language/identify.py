@@ -22,7 +22,8 @@ class Identifier(Protocol):
     letters_NS  what `scripts.letter_bytes` says of these texts
     """
 
-    labels: frozenset[str]
+    @property
+    def labels(self) -> frozenset[str]: ...
 
     def identify(
         self, data_U8: np.ndarray, offsets_N1: np.ndarray, letters_NS: np.ndarray
@@ -48,7 +49,7 @@ class FastText:
     codes: dict[str, str]
 
     @property
-    def labels(self) -> frozenset[str]:  # type: ignore[override]
+    def labels(self) -> frozenset[str]:
         """The codes it knows."""
         return frozenset(self.codes.values())
 

@@ -58,7 +58,8 @@ class _Judge(Stage):
     form: Annotated[
         Form | None,
         Field(
-            description="plain: the text as it is; words: cut into words. Default: as the card says, else plain."
+            description="How the model gets a text. plain: as it is; words: cut into words; shaped: and with words that say how it"
+            " repeats itself. Default: as the card says, else plain."
         ),
     ] = None
     min_score: Annotated[Share | None, Field(description="Documents with a lower score are dropped.")] = None
@@ -111,7 +112,8 @@ class _Judge(Stage):
             judged = np.flatnonzero(stops - starts >= self.paragraph_bytes)
             gone = np.zeros(len(starts), bool)
             gone[judged] = (
-                scorer.score(*_pieces(data_U8, starts[judged], stops[judged])) < self.min_paragraph * STEPS
+                scorer.score(*_pieces(data_U8, starts[judged], stops[judged]), whole=False)
+                < self.min_paragraph * STEPS
             )
             numbers = np.arange(len(starts)) - np.repeat(bounds_N1[:-1], np.diff(bounds_N1))
             ends = np.concatenate([[0], np.cumsum(gone)])[bounds_N1].astype(np.int32)

@@ -45,7 +45,7 @@ class Train(BaseModel):
     bad: Annotated[tuple[str, ...], Field(min_length=1, description="Sources whose documents are bad.")]
     texts: Annotated[Count, Field(ge=20, description="At most so many texts of each side, by hash.")] = 20_000
     bytes: Annotated[Size, Field(ge=1, description="At most so many bytes of text of each side.")] = 128 * 2**20
-    epochs: Annotated[Count, Field(ge=1, description="How often the texts are read.")] = 5
+    epochs: Annotated[Count, Field(ge=1, description="How often the texts are read.")] = 10
 
     @model_validator(mode="after")
     def _different(self) -> Train:
@@ -124,17 +124,17 @@ def learn(given: Train, column: str, context: StepContext) -> dict[str, Outbox]:
     """
     inbox = context.inbox["texts"]
     side, texts = column_values(inbox, "side"), inbox.column("text")
-    sides = (texts.filter(pa.array(side == number)).to_pylist() for number in (GOOD, BAD))
+    good, bad = (texts.filter(pa.array(side == number)).to_pylist() for number in (GOOD, BAD))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         out = Path(folder) / "model.bin"
         how = Settings(epoch=given.epochs, seed=context.seed % 2**31)
-        card = train(*sides, out, how, (*given.good, *given.bad))
+        card = train(good, bad, out, how, (*given.good, *given.bad))
         files = {f"{column}.bin": out.read_bytes(), f"{column}.bin.json": card_path(str(out)).read_bytes()}
     middle = next(row for row in card["curve"] if row["threshold"] == 0.5)
     context.counters["good texts learned from"] += card["trained_on"]["good"]
     context.counters["bad texts learned from"] += card["trained_on"]["bad"]
-    context.counters["precision at 0.5, in 1/1000"] += round(1000 * middle["precision"])
-    context.counters["recall at 0.5, in 1/1000"] += round(1000 * middle["recall"])
+    context.counters["precision at 0.5, %"] += round(100 * middle["precision"])
+    context.counters["recall at 0.5, %"] += round(100 * middle["recall"])
     contents = pa.array(list(files.values()), pa.large_binary())
     return {
         "model": Outbox(0, pa.table({"content": contents})),
