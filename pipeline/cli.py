@@ -263,7 +263,7 @@ def try_stage(out: Output, stage: str, text: str | None, settings: tuple[str, ..
 @click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="Where to write the model (.bin).")
 @click.option("--text", help="The field with the text, or a template; default: text.")
 @click.option("--limit", default=100_000, show_default=True, help="At most so many texts of each side.")
-@click.option("--epochs", default=5, show_default=True, help="How often the texts are gone through.")
+@click.option("--epochs", default=10, show_default=True, help="How often the texts are gone through.")
 @click.option("--seed", default=0, show_default=True, help="Decides which texts are kept back for the test.")
 @common
 def train_quality(

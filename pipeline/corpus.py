@@ -370,6 +370,7 @@ def _one_stage(tree: Table, index: int, item: Any) -> tuple[Any, list[Problem]]:
     stage, problems = validate(tree, found, at if isinstance(item, Table) else ("stages", index, name))
     if stage is not None:
         problems = [Problem("C015", f"{name}: {sentence}", where) for sentence in stage.problems()]
+        stage = stage.simplest()
     return stage, problems
 
 

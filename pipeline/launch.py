@@ -142,7 +142,7 @@ def _tell(out: Output, config: Path, plan: Plan, result: BuildResult, until: str
         "tasks_run": result.state.ran,
     }
     if result.manifest is None:
-        trained = next((b.facts for b in result.state.boundaries if b.facts.artifact), None)
+        trained = next((b.facts for b in result.state.boundaries if "tokenizer.json" in b.facts.artifact), None)
         lines.append(
             f"stopped after {until}, as asked: {result.documents:,} documents left, {span(result.seconds)}"
         )

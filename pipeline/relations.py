@@ -77,18 +77,18 @@ def _no_source(tree: Table, name: str, path: Path, names: Any = None, key: bool 
 
 
 def _stage_sources(tree: Table) -> Iterator[Problem]:
-    """`only` and `except` name sources that are there, and not both are given."""
+    """`only`, `except` and what a stage learns from name sources that are there; not both of the first are given."""
     stages = tree.get("stages")
     for index, item in enumerate(stages if isinstance(stages, Items) else ()):
         settings = next(iter(item.values())) if isinstance(item, Table) and len(item) == 1 else None
         if not isinstance(settings, Table):
             continue
         at: Path = ("stages", index, next(iter(item)))
-        for word in ("only", "except"):
-            named = settings.get(word)
+        for path in (("only",), ("except",), ("train", "good"), ("train", "bad")):
+            named = value_at(settings, path)
             for number, name in enumerate(named if isinstance(named, Items) else ()):
                 if isinstance(name, Text) and name not in _sources(tree):
-                    yield _no_source(tree, name, (*at, word, number), key=False)
+                    yield _no_source(tree, name, (*at, *path, number), key=False)
         if settings.get("only") is not None and settings.get("except") is not None:
             message = f"{path_text(at)} has both `only` and `except`"
             yield Problem("C017", message, place(tree, (*at, "except"), key=True), ("keep one of the two",))

@@ -25,8 +25,6 @@ def make_stage(name: str, settings: Sequence[str]) -> Stage:
     except KeyError:
         near = difflib.get_close_matches(name, REGISTRY, 1, 0)
         raise ValueError(f"there is no stage called `{name}`; the nearest is {near[0]}") from None
-    if not issubclass(found, RowStage) and found.explain is Stage.explain:
-        raise ValueError(f"{name} decides by comparing documents, so one text alone shows nothing")
     given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -40,6 +38,9 @@ def make_stage(name: str, settings: Sequence[str]) -> Stage:
         raise ValueError("; ".join(said)) from error
     if wrong := stage.problems():
         raise ValueError("; ".join(wrong))
+    stage = stage.simplest()
+    if not isinstance(stage, RowStage) and type(stage).explain is Stage.explain:
+        raise ValueError(f"{name} decides by comparing documents, so one text alone shows nothing")
     return stage
 
 

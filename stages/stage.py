@@ -76,6 +76,10 @@ class Stage(BaseModel):
         """What is wrong with these settings beyond what types can say (a missing model file …), one sentence each."""
         return []
 
+    def simplest(self) -> Stage:
+        """A stage that does the same in fewer passes, where these settings allow one; else this one."""
+        return self
+
     def runs_on(self, source: str) -> bool:
         """Whether the stage runs on this source."""
         if self.only is not None:

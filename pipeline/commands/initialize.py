@@ -7,6 +7,7 @@ the config and its schema are all that is written.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -170,6 +171,7 @@ output:
 
 _REST = """\
 stages:  # from top to bottom  自上而下依次执行
+{extract}\
   - normalize  # line ends, control characters, Unicode form  规范化
   # - language: {{keep: [zh, en]}}  # keep these languages only  只保留这些语言
 {rules}\
@@ -238,10 +240,22 @@ def _rest(sources: Sequence[InitSource]) -> str:
     total = sum(source.bytes for source in sources)
     weights = _weights({source.name: source.bytes for source in sources})
     return _REST.format(
+        extract=_extract(sources),
         rules="".join(f"{line}\n" for line in rules),
         vocab=8192 if total < 100_000_000 else 32768 if total < 20_000_000_000 else 65536,
         mix=f"# mix: {{{weights}}}  # shares of tokens; left out, by size  按词元计的配比，不写则按大小",
     )
+
+
+def _extract(sources: Sequence[InitSource]) -> str:
+    """The stage that takes the text out of pages, if there are any; switched off where its library is missing."""
+    pages = ", ".join(yaml_text(source.name) for source in sources if source.pages)
+    if not pages:
+        return ""
+    only = "" if all(source.pages for source in sources) else f": {{only: [{pages}]}}"
+    if importlib.util.find_spec("resiliparse") is None:
+        return f"  # - extract{only}  # needs: pip install 'gristmill[web]'  网页正文提取\n"
+    return f"  - extract{only}  # main text of web pages  网页正文提取\n"
 
 
 def _weights(parts: dict[str, int]) -> str:

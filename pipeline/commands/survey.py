@@ -38,6 +38,7 @@ class InitSource:
     comment   what it is, or what was guessed
     settings  further keys, each with its value as YAML text
     prose     whether it is running text, as opposed to code
+    pages     whether it may hold web pages, whose text has to be taken out
     """
 
     name: str
@@ -47,6 +48,7 @@ class InitSource:
     bytes: int
     settings: Settings = ()
     prose: bool = True
+    pages: bool = False
 
 
 @dataclass
@@ -138,7 +140,8 @@ def _sources(groups: Groups, root: Path, folder: Path, notes: list[str]) -> list
         named.add(top)
         patterns = _patterns(_shown(root / top, folder), kind, group, deep=bool(top) or single)
         prose = kind not in (TREE, CODE)
-        sources.append(InitSource(name, patterns, comment, group.files, group.bytes, settings, prose))
+        pages = kind in ("warc", "html")
+        sources.append(InitSource(name, patterns, comment, group.files, group.bytes, settings, prose, pages))
     return sources
 
 

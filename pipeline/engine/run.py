@@ -238,7 +238,7 @@ class Build:
         given = given_tokenizer(self.corpus)
         if given is not None:
             return given
-        file = next(b for b in state.boundaries if b.facts.artifact).facts.artifact["tokenizer.json"]
+        file = next(b for b in state.boundaries if "tokenizer.json" in b.facts.artifact).facts.artifact["tokenizer.json"]
         return self.store.path(file), file.digest
 
     # -- global stages -----------------------------------------------------------------------------

@@ -83,12 +83,12 @@ def finish(build: Build, state: BuildState) -> Path:
 
 
 def place_artifacts(build: Build, state: BuildState) -> None:
-    """Puts what global stages made for the whole corpus (a tokenizer) where users look for it.
+    """Puts what global stages made for the whole corpus (a tokenizer, a classifier) where users look for it.
 
     A manifest of an earlier build that names another tokenizer goes first.
     """
     out = build.store.out
-    files = {f"tokenizer/{n}": f for b in state.boundaries for n, f in sorted(b.facts.artifact.items())}
+    files = {_place_of(n): f for b in state.boundaries for n, f in sorted(b.facts.artifact.items())}
     if any(not _same(build.store.path(file), out / name) for name, file in files.items()):
         (out / FILE_NAME).unlink(missing_ok=True)
     for name, file in files.items():
@@ -152,8 +152,13 @@ def _final_files(
             files[f"dropped/{source}.arrow"] = table.file
     for boundary in state.boundaries:
         for name, file in sorted(boundary.facts.artifact.items()):
-            files[f"tokenizer/{name}"] = file
+            files[_place_of(name)] = file
     return files
+
+
+def _place_of(artifact: str) -> str:
+    """Where a file that a global stage made lies: by its own folder, if it names one, else it is of the tokenizer."""
+    return artifact if "/" in artifact else f"tokenizer/{artifact}"
 
 
 def _same(source: Path, target: Path) -> bool:

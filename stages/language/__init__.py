@@ -26,7 +26,7 @@ Code = Annotated[str, BeforeValidator(lambda value: short_code(str(value)))]
 #: Scores are kept as multiples of this: models differ in the last bits from machine to machine, decisions must not.
 STEP = 1 / 4096
 #: The first look takes one part in so many of `look_at`, and decides if its score is at least SURE.
-FIRST_LOOK, SURE = 4, 0.9
+FIRST_LOOK, SURE = 8, 0.9
 
 
 class Language(RowStage):
@@ -38,7 +38,7 @@ class Language(RowStage):
     """
 
     name: ClassVar[str] = "language"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     keep: Annotated[
         tuple[Code, ...] | None,

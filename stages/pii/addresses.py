@@ -67,6 +67,11 @@ _PRIVATE = tuple(
                 "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3")
 )  # fmt: skip
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+#: Of one network, but made from the hardware address of a device, which goes where its owner goes; `fe80::1` and the like are
+#: what people give to routers.
+_LINK_LOCAL, _LAST_OF_ROUTERS = ipaddress.IPv6Network("fe80::/10"), 0xFF
+#: Eight groups written out are nothing else than an address, if so many have at least three digits: bytes have two.
+_GROUPS_IN_FULL, _LONG_GROUPS = 8, 5
 
 _VERSION_BEFORE = re.compile(
     r"(?:\b(?:version|versions|ver|release|releases|section|sec|chapter|clause|update|upgrade|replaces|firmware|build|patch"
@@ -85,13 +90,13 @@ _LARGEST_OF_A_VERSION = 99
 
 
 def find_ips(text: str) -> Iterator[tuple[int, int]]:
-    """Public IPv4 addresses that are not version or section numbers, and global unicast IPv6 addresses."""
+    """Public IPv4 addresses that are not version or section numbers; IPv6 addresses that are global, or of one device."""
     for match in _V4.finditer(text):
         if _is_public_v4(match[0]) and _is_host(text, match):
             yield match.span()
     for match in _V6.finditer(text):
         value = match[0].rstrip(":") if not match[0].endswith("::") else match[0]
-        if value.count(":") >= 2 and _is_public_v6(value):
+        if value.count(":") >= 2 and _is_personal_v6(value):
             yield match.start(), match.start() + len(value)
 
 
@@ -113,10 +118,16 @@ def _is_public_v4(value: str) -> bool:
     return not any(address in net for net in _PRIVATE)
 
 
-def _is_public_v6(value: str) -> bool:
+def _is_personal_v6(value: str) -> bool:
     try:
         address = ipaddress.IPv6Address(value)
     except ValueError:
         return False
-    mapped = address.ipv4_mapped
-    return address in _PUBLIC_V6 if mapped is None else _is_public_v4(str(mapped))
+    if address.ipv4_mapped is not None:
+        return _is_public_v4(str(address.ipv4_mapped))
+    if address in _LINK_LOCAL:
+        return int(address) & (2**64 - 1) > _LAST_OF_ROUTERS
+    groups = value.split(":")
+    if len(groups) == _GROUPS_IN_FULL and sum(len(group) >= 3 for group in groups) >= _LONG_GROUPS:
+        return True
+    return address in _PUBLIC_V6

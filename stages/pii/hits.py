@@ -238,7 +238,7 @@ def _user_of_address(data, begin, i):
 
 @njit(cache=True, nogil=True)
 def _address_6(data, begin, i, end):
-    """`(start, end)` of what may be a global IPv6 address whose first colon stands at byte i; start -1 if it may not."""
+    """`(start, end)` of what may be an IPv6 address whose first colon stands at byte i; start -1 if it may not."""
     start = i
     while start > begin and i - start < 5 and _is_alnum(data[start - 1]):
         start -= 1
@@ -246,8 +246,8 @@ def _address_6(data, begin, i, end):
         before = data[start - 1]
         if _is_alnum(before) or before == 0x3A or before == 0x2E or before == 0x5F:
             return np.int64(-1), i
-    first = data[start]
-    if not (first == 0x30 or first == 0x32 or first == 0x33 or first == 0x3A):
+    first = data[start] | 0x20
+    if not (_is_digit(first) or 0x61 <= first <= 0x66 or data[start] == 0x3A):
         return np.int64(-1), i
     colons = 0
     double = False

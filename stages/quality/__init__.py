@@ -1,12 +1,15 @@
 """Quality scores by a trained classifier: a column to sort, weigh and cut by, per document and per paragraph.
 
+With a model that is there and a threshold, each document is judged alone (`LocalQuality`). What has to see all of them is
+done in rounds: training from sources of the corpus (`learn.py`), and keeping the best share of each source:
+
     send      each part: bytes of text by score, per source
     choose    where the best share of a source ends: a score, and bytes of the documents that have just this score
     ties      the documents that have it
     divide    which of them stay, by id
     settle    the facts of each part
 
-Without `keep_top` only the last one runs: scores are made where documents are collected, and never twice.
+Scores are made once: where documents are collected, or in a round of their own behind the training.
 """
 
 from __future__ import annotations
@@ -16,33 +19,36 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contract.config import FilePath, Share, Size
 from stages.contract.files import sha256_file
-from stages.document import text_array, text_buffers, with_column
+from stages.document import ID_BYTES, text_array, text_buffers, with_column
 from stages.exchange import column_values, fixed_words
-from stages.quality.scoring import STEPS, Form, load_scorer, read_card
-from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
+from stages.quality import learn
+from stages.quality.learn import STEPS_OF_LEARNING, Train, text_keys
+from stages.quality.scoring import STEPS, Form, Scorer, fasttext_version, load_scorer, read_card
+from stages.stage import GlobalStage, Outbox, PartInfo, RowStage, Stage, StepContext, Superstep
 from stages.text import VERSION
 from stages.text.cutting import cut_lines, line_bounds
 from stages.verdict import give_verdict, mark_column
 
+#: What is known of each document after scoring: `low` are the numbers of the lines that go.
+SCORED = pa.schema(
+    [("id", pa.binary(ID_BYTES)), ("score", pa.uint16()), ("bytes", pa.int64()), ("low", pa.list_(pa.int32()))]
+)
 
-class Quality(GlobalStage):
-    """Adds `quality.<column>` (0 to 1); drops `quality.low` below `min_score`, and what is not in the best `keep_top`.
 
-    Emission per document: `id`, `score` (in steps), `bytes` of its text, and `low`, the numbers of the lines that go.
-    Facts per part, a row for each of its rows: `score`, `low`, and `cut`, the score at which the best share ends (or null).
-    """
+class _Judge(Stage):
+    """What scoring needs, whichever kind of stage it is done in."""
 
     name: ClassVar[str] = "quality"
-    drops_only: ClassVar[bool] = False
+    version: ClassVar[int] = 2
 
     model: Annotated[
-        FilePath,
+        FilePath | None,
         Field(description="A fastText model (.bin or .ftz), such as `pipeline train-quality` makes."),
-    ]
+    ] = None
     column: Annotated[
         str, Field(pattern=r"^[A-Za-z0-9_-]+$", description="The score is the column `quality.<column>`.")
     ] = "score"
@@ -52,16 +58,11 @@ class Quality(GlobalStage):
     form: Annotated[
         Form | None,
         Field(
-            description="plain: the text as it is; words: cut into words. Default: as the card says, else plain."
+            description="How the model gets a text. plain: as it is; words: cut into words; shaped: and with words that say how it"
+            " repeats itself. Default: as the card says, else plain."
         ),
     ] = None
     min_score: Annotated[Share | None, Field(description="Documents with a lower score are dropped.")] = None
-    keep_top: Annotated[
-        Share | None,
-        Field(
-            gt=0, description="Of each source, only this share of its bytes of text stays: the best of it."
-        ),
-    ] = None
     min_paragraph: Annotated[
         Share | None,
         Field(description="Paragraphs (lines) with a lower score are cut before the document is scored."),
@@ -75,11 +76,6 @@ class Quality(GlobalStage):
         """Whether paragraphs are cut."""
         return self.min_paragraph is not None
 
-    @property
-    def has_facts(self) -> bool:
-        """Always: the scores."""
-        return True
-
     def adds(self) -> dict[str, pa.DataType]:
         added: dict[str, pa.DataType] = {f"quality.{self.column}": pa.float32()}
         if self.min_paragraph is not None:
@@ -87,67 +83,200 @@ class Quality(GlobalStage):
         return added | mark_column(self)
 
     def recipe(self) -> dict[str, str]:
+        if self.model is None:
+            return {"fasttext": fasttext_version(), "text": VERSION}
         form = self.form or read_card(str(self.model)).get("form", "plain")
         return {"model": sha256_file(self.model), "form": form, "text": VERSION}
 
     def problems(self) -> list[str]:
+        if self.model is None:
+            return []
         if not os.path.isfile(self.model):
             return [f"there is no model file `{self.model.written}`"]
         try:
-            load_scorer(str(self.model), self.label, self.form)
+            self.scorer()
         except ValueError as error:
             return [str(error)]
         return []
 
-    def explain(self, batch: pa.RecordBatch) -> list[str]:
-        scored = self.emit(batch, 0).to_pylist()[0]
-        low = (
-            f", {len(scored['low'])} of its paragraphs below {self.min_paragraph:g}" if scored["low"] else ""
-        )
-        return [f"score {scored['score'] / STEPS:.4f}{low}"]
+    def scorer(self) -> Scorer:
+        """The model, loaded once a process."""
+        return load_scorer(str(self.model), self.label, self.form)
 
-    def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:  # noqa: ARG002
-        """Scores of documents and, where asked for, of their lines."""
-        scorer = load_scorer(str(self.model), self.label, self.form)
+    def scored(self, batch: pa.RecordBatch, scorer: Scorer) -> pa.RecordBatch:
+        """Scores of documents and, where asked for, of their lines: a row of SCORED for each."""
         data_U8, offsets_N1 = text_buffers(batch.column("text"))
         low = pa.nulls(len(batch), pa.list_(pa.int32()))
-        if self.min_paragraph is not None:
+        if self.min_paragraph is not None and len(batch) and self.judges(batch.column("source")[0].as_py()):
             bounds_N1, starts, stops = line_bounds(data_U8, offsets_N1)
             judged = np.flatnonzero(stops - starts >= self.paragraph_bytes)
             gone = np.zeros(len(starts), bool)
             gone[judged] = (
-                scorer.score(*_pieces(data_U8, starts[judged], stops[judged])) < self.min_paragraph * STEPS
+                scorer.score(*_pieces(data_U8, starts[judged], stops[judged]), whole=False)
+                < self.min_paragraph * STEPS
             )
             numbers = np.arange(len(starts)) - np.repeat(bounds_N1[:-1], np.diff(bounds_N1))
             ends = np.concatenate([[0], np.cumsum(gone)])[bounds_N1].astype(np.int32)
             low = pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers[gone].astype(np.int32)))
             data_U8, offsets_N1 = cut_lines(data_U8, offsets_N1, bounds_N1, starts, stops, gone)
-        columns = {
-            "id": batch.column("id"),
-            "score": pa.array(scorer.score(data_U8, offsets_N1)),
-            "bytes": pa.array(np.diff(offsets_N1)),
-            "low": low,
-        }
+        scores = scorer.score(data_U8, offsets_N1)
+        columns = [batch.column("id"), pa.array(scores), pa.array(np.diff(offsets_N1)), low]
+        return pa.RecordBatch.from_arrays(columns, schema=SCORED)
+
+    def judges(self, source: str) -> bool:
+        """Whether documents of this source may be dropped or cut."""
+        return Stage.runs_on(self, source)
+
+    def verdict(self, batch: pa.RecordBatch, score_N: np.ndarray, low: list, cut_N: np.ndarray) -> pa.RecordBatch:
+        """The batch with the column, without low paragraphs, and with `drop` on what scores too low.
+
+        score_N  uint16, in steps; low: the numbers of the lines of each document that go
+        cut_N    int32: the score at which the best share ends, for documents that it leaves out; else -1
+        """
+        if self.min_paragraph is not None:
+            batch = self._without_low(batch, low)
+        batch = with_column(batch, f"quality.{self.column}", pa.array((score_N / STEPS).astype(np.float32)))
+        low_N = score_N < self.min_score * STEPS if self.min_score is not None else np.zeros(len(batch), bool)
+        if len(batch) and not self.judges(batch.column("source")[0].as_py()):
+            low_N[:] = False
+        values = [
+            f"{score / STEPS:.4f} < {self.min_score:g}"
+            if low
+            else f"{score / STEPS:.4f}, the best share ends at {cut / STEPS:.4f}"
+            for score, low, cut in zip(score_N.tolist(), low_N.tolist(), cut_N.tolist(), strict=True)
+        ]
+        reasons = ["quality.low" if low else "quality.below-top" for low in low_N.tolist()]
+        return give_verdict(self, batch, low_N | (cut_N >= 0), reasons, values)
+
+    def _without_low(self, batch: pa.RecordBatch, low: list) -> pa.RecordBatch:
+        if any(low) and not self.mark:
+            data_U8, offsets_N1 = text_buffers(batch.column("text"))
+            bounds_N1, starts, stops = line_bounds(data_U8, offsets_N1)
+            gone = np.zeros(len(starts), bool)
+            for row, numbers in enumerate(low):
+                gone[bounds_N1[row] + np.array(numbers or [], np.int64)] = True
+            data_U8, offsets_N1 = cut_lines(data_U8, offsets_N1, bounds_N1, starts, stops, gone)
+            batch = with_column(batch, "text", text_array(data_U8, offsets_N1))
+        counts = pa.array([len(numbers or []) for numbers in low], pa.int32())
+        return with_column(batch, f"quality.{self.column}.cut", counts)
+
+
+class LocalQuality(RowStage, _Judge):
+    """Scores with a model that is there, and thresholds that look at one document alone: one pass with its neighbours."""
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        scored = self.scored(batch, self.scorer())
+        score_N = scored.column("score").to_numpy()
+        return self.verdict(batch, score_N, scored.column("low").to_pylist(), np.full(len(batch), -1, np.int32))
+
+    def explain(self, batch: pa.RecordBatch) -> list[str]:
+        scored = self.scored(batch, self.scorer()).to_pylist()[0]
+        low = (
+            f", {len(scored['low'])} of its paragraphs below {self.min_paragraph:g}" if scored["low"] else ""
+        )
+        return [f"score {scored['score'] / STEPS:.4f}{low}"]
+
+
+class Quality(GlobalStage, _Judge):
+    """Adds `quality.<column>` (0 to 1); drops `quality.low` below `min_score`, and what is not in the best `keep_top`.
+
+    Emission per document: a row of SCORED; where a model is trained first, `id`, `key` and `bytes`.
+    Facts per part, a row for each of its rows: `score`, `low`, and `cut`, the score at which the best share ends (or null).
+    """
+
+    drops_only: ClassVar[bool] = False
+
+    train: Annotated[
+        Train | None, Field(description="In place of a model: sources to learn from, {good: [books], bad: [web]}.")
+    ] = None
+    keep_top: Annotated[
+        Share | None,
+        Field(
+            gt=0, description="Of each source, only this share of its bytes of text stays: the best of it."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Quality:
+        if (self.model is None) == (self.train is None):
+            raise ValueError("either `model` or `train` says what is good: give one of the two")
+        if self.train is not None and (self.label or self.form):
+            raise ValueError("`label` and `form` belong to a `model`; what is trained here has its own")
+        return self
+
+    def simplest(self) -> Stage:
+        """Row-local, if nothing is trained and no document is compared with another."""
+        if self.train is not None or self.keep_top is not None:
+            return self
+        return LocalQuality.model_construct(**{name: getattr(self, name) for name in LocalQuality.model_fields})
+
+    @property
+    def has_facts(self) -> bool:
+        """Always: the scores."""
+        return True
+
+    def runs_on(self, source: str) -> bool:
+        return self.judges(source) or (self.train is not None and self.train.side(source) is not None)
+
+    def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:  # noqa: ARG002
+        """The scores, or what training wants to know of each document."""
+        if self.train is None:
+            return self.scored(batch, self.scorer())
+        texts = batch.column("text")
+        sizes = np.diff(text_buffers(texts)[1])
+        columns = {"id": batch.column("id"), "key": pa.array(text_keys(texts)), "bytes": pa.array(sizes)}
         return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
     # ------------------------------------------------------------------------------------------ supersteps
 
     def supersteps(self, parts: tuple[PartInfo, ...]) -> tuple[Superstep, ...]:  # noqa: ARG002
         """The rounds."""
+        first, scored = (STEPS_OF_LEARNING, ("scored",)) if self.train is not None else ((), ())
         if self.keep_top is None:
-            return (Superstep("settle"),)
+            return (*first, Superstep("settle", reads=scored))
         return (
-            Superstep("send"),
+            *first,
+            Superstep("send", reads=scored),
             Superstep("choose", 1, ("bytes",)),
-            Superstep("ties", reads=("cuts",)),
+            Superstep("ties", reads=("cuts", *scored)),
             Superstep("divide", 1, ("ties",)),
-            Superstep("settle", reads=("cuts", "stay")),
+            Superstep("settle", reads=("cuts", "stay", *scored)),
         )
 
-    def _emission(self, context: StepContext) -> tuple[pa.Table, np.ndarray]:
-        """The emission of this part, and which of its documents count: those that `min_score` leaves."""
-        table = context.emission(context.index)
-        counts = np.ones(table.num_rows, bool)
+    def offer(self, context: StepContext) -> dict[str, Outbox]:
+        """See `learn.py`."""
+        assert self.train is not None
+        return learn.offer(self.train, context)
+
+    def pick(self, context: StepContext) -> dict[str, Outbox]:
+        """See `learn.py`."""
+        assert self.train is not None
+        return learn.pick(self.train, context)
+
+    def bring(self, context: StepContext) -> dict[str, Outbox]:
+        """See `learn.py`."""
+        assert self.train is not None
+        return learn.bring(self.train, context)
+
+    def learn(self, context: StepContext) -> dict[str, Outbox]:
+        """See `learn.py`."""
+        assert self.train is not None
+        return learn.learn(self.train, self.column, context)
+
+    def score(self, context: StepContext) -> dict[str, Outbox]:
+        """Scores of the documents of a part, by the model that was trained."""
+        scorer = learn.scorer_of(context)
+        batches = [self.scored(batch, scorer) for batch in context.documents(context.index)]
+        return {"scored": Outbox(context.index, pa.Table.from_batches(batches, SCORED))}
+
+    def _table(self, context: StepContext) -> pa.Table:
+        """The scores of this part."""
+        return context.emission(context.index) if self.train is None else context.inbox["scored"]
+
+    def _counted(self, context: StepContext) -> tuple[pa.Table, np.ndarray]:
+        """The scores of this part, and which of its documents count: those that `min_score` leaves."""
+        table = self._table(context)
+        counts = np.full(table.num_rows, self.judges(context.part.source))
         counts[context.dropped(context.index)] = False
         if self.min_score is not None:
             counts &= column_values(table, "score") >= self.min_score * STEPS
@@ -155,7 +284,7 @@ class Quality(GlobalStage):
 
     def send(self, context: StepContext) -> dict[str, Outbox]:
         """Bytes of the part by score."""
-        table, counts = self._emission(context)
+        table, counts = self._counted(context)
         scores, sizes = column_values(table, "score")[counts], column_values(table, "bytes")[counts]
         total = np.bincount(scores, sizes, STEPS + 1).astype(np.int64)
         used = np.flatnonzero(total)
@@ -190,7 +319,7 @@ class Quality(GlobalStage):
 
     def ties(self, context: StepContext) -> dict[str, Outbox]:
         """The documents whose score is just that."""
-        table, counts = self._emission(context)
+        table, counts = self._counted(context)
         cut = column_values(context.inbox["cuts"], "cut")
         rows = (
             np.flatnonzero(counts & (column_values(table, "score") == cut[0]))
@@ -228,10 +357,10 @@ class Quality(GlobalStage):
 
     def settle(self, context: StepContext) -> dict[str, Outbox]:
         """A row for each document: its score, its low lines, whether the cut of its source takes it."""
-        table = context.emission(context.index)
+        table = self._table(context)
         score = column_values(table, "score")
         cut = np.full(len(score), -1, np.int32)
-        if self.keep_top is not None and len(score):
+        if self.keep_top is not None and len(score) and self.judges(context.part.source):
             limit = column_values(context.inbox["cuts"], "cut")
             stays = score > limit[0]
             stays[column_values(context.inbox["stay"], "row")] = True
@@ -244,34 +373,12 @@ class Quality(GlobalStage):
 
     def apply(self, batch: pa.RecordBatch, facts: pa.Table, first_row: int) -> pa.RecordBatch:
         """The batch with the column, without low paragraphs, and with `drop` on what scores too low."""
-        mine = facts.slice(first_row, len(batch)) if "score" in facts.column_names else None
-        score_N = column_values(mine, "score") if mine is not None else np.zeros(0, np.uint16)
-        cut_N = column_values(mine, "cut") if mine is not None else np.zeros(0, np.int32)
-        if self.min_paragraph is not None:
-            batch = self._without_low(batch, mine)
-        batch = with_column(batch, f"quality.{self.column}", pa.array((score_N / STEPS).astype(np.float32)))
-        low_N = score_N < self.min_score * STEPS if self.min_score is not None else np.zeros(len(batch), bool)
-        values = [
-            f"{score / STEPS:.4f} < {self.min_score:g}"
-            if low
-            else f"{score / STEPS:.4f}, the best share ends at {cut / STEPS:.4f}"
-            for score, low, cut in zip(score_N.tolist(), low_N.tolist(), cut_N.tolist(), strict=True)
-        ]
-        reasons = ["quality.low" if low else "quality.below-top" for low in low_N.tolist()]
-        return give_verdict(self, batch, low_N | (cut_N >= 0), reasons, values)
-
-    def _without_low(self, batch: pa.RecordBatch, mine: pa.Table | None) -> pa.RecordBatch:
-        data_U8, offsets_N1 = text_buffers(batch.column("text"))
-        lists = mine.column("low").to_pylist() if mine is not None else []
-        if any(lists) and not self.mark:
-            bounds_N1, starts, stops = line_bounds(data_U8, offsets_N1)
-            gone = np.zeros(len(starts), bool)
-            for row, low in enumerate(lists):
-                gone[bounds_N1[row] + np.array(low or [], np.int64)] = True
-            data_U8, offsets_N1 = cut_lines(data_U8, offsets_N1, bounds_N1, starts, stops, gone)
-            batch = with_column(batch, "text", text_array(data_U8, offsets_N1))
-        counts = pa.array([len(low or []) for low in lists], pa.int32())
-        return with_column(batch, f"quality.{self.column}.cut", counts)
+        if "score" not in facts.column_names:
+            return self.verdict(batch, np.zeros(0, np.uint16), [], np.zeros(0, np.int32))
+        mine = facts.slice(first_row, len(batch))
+        return self.verdict(
+            batch, column_values(mine, "score"), mine.column("low").to_pylist(), column_values(mine, "cut")
+        )
 
 
 def _pieces(data_U8: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

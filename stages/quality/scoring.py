@@ -1,7 +1,8 @@
 """Scoring texts with classifiers in the format of fastText (Joulin et al., 2016): the probability of one label.
 
-A model that `pipeline train-quality` made has a card beside it, which says how texts were cut into words for it; any
-other model gets the text as it is, with every line break turned into a space.
+A model that `pipeline train-quality` made has a card beside it, which says how texts are written for it: cut into words,
+with words that say how the text is shaped behind them. Any other model gets the text as it is, with every line break
+turned into a space.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import numpy as np
 from numba import njit, types
 
 from stages.language.identify import one_line
+from stages.quality.shape import shape_words
 from stages.text.kernels import BYTES, CLASSES, END, OFFSETS, TABLE, next_token
 from stages.text.memory import copy_bytes
 
-Form = Literal["plain", "words"]
+Form = Literal["plain", "words", "shaped"]
 
 #: Scores are kept as multiples of 1 / STEPS: models differ in the last bits from machine to machine, decisions must not.
 STEPS = 4096
@@ -37,13 +39,12 @@ class Scorer:
     label: str
     form: Form
 
-    def score(self, data_U8: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
-        """uint16 [N]: the probability of the label for each text, in steps; 0 for a text without a word."""
-        if self.form == "words":
-            data_U8, offsets_N1 = spaced(data_U8, offsets_N1)
-        content = memoryview(data_U8)  # type: ignore[arg-type]
-        texts = [str(content[a:b], "utf-8", "replace") for a, b in pairwise(offsets_N1.tolist())]
-        lines = [one_line(text) for text in texts]
+    def score(self, data_U8: np.ndarray, offsets_N1: np.ndarray, whole: bool = True) -> np.ndarray:
+        """uint16 [N]: the probability of the label for each text, in steps; 0 for a text without a word.
+
+        whole  whether these are documents: what lines and repetitions are like says nothing of a single paragraph
+        """
+        lines = written(data_U8, offsets_N1, self.form if whole or self.form == "plain" else "words")
         if not lines:
             return np.zeros(0, np.uint16)
         # The list form: with a single string, fastText 0.9.3 fails under NumPy 2.
@@ -53,6 +54,16 @@ class Scorer:
             for own, chance, line in zip(map(list, labels), chances, lines, strict=True)
         ]
         return np.round(np.clip(np.array(found), 0.0, 1.0) * STEPS).astype(np.uint16)
+
+
+def written(data_U8: np.ndarray, offsets_N1: np.ndarray, form: Form) -> list[str]:
+    """The texts as a classifier of this form gets them, one line each; white space alone for a text without a word."""
+    shapes = shape_words(data_U8, offsets_N1) if form == "shaped" else [""] * (len(offsets_N1) - 1)
+    if form != "plain":
+        data_U8, offsets_N1 = spaced(data_U8, offsets_N1)
+    content = memoryview(data_U8)  # type: ignore[arg-type]
+    texts = [one_line(str(content[a:b], "utf-8", "replace")) for a, b in pairwise(offsets_N1.tolist())]
+    return [text + shape if text.strip() else text for text, shape in zip(texts, shapes, strict=True)]
 
 
 def load_scorer(path: str, label: str | None, form: Form | None) -> Scorer:
@@ -82,6 +93,13 @@ def _load(path: str, label: str | None, form: Form | None, _mtime: int, _size: i
         )
         raise ValueError(f"{said}; it has {', '.join(name.removeprefix('__label__') for name in known[:20])}")
     return Scorer(model, names[0], form or card.get("form", "plain"))
+
+
+def fasttext_version() -> str:
+    """Name and version of the package that provides fastText."""
+    from importlib.metadata import packages_distributions, version
+
+    return ", ".join(sorted(f"{name} {version(name)}" for name in set(packages_distributions()["fasttext"])))
 
 
 def card_path(model: str) -> Path:

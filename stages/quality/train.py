@@ -7,7 +7,6 @@ matrix that is large enough: then the same texts give the same model, bit for bi
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -25,7 +24,7 @@ import xxhash
 from stages.contract.files import sha256_file, write_atomic
 from stages.contract.names import canonical_json
 from stages.document import text_buffers
-from stages.quality.scoring import STEPS, card_path, load_scorer, spaced
+from stages.quality.scoring import STEPS, card_path, load_scorer, written
 from stages.readers import Damaged, FileSlice, ReadSettings, Reject, list_files, read_slice
 from stages.text import VERSION
 
@@ -45,7 +44,7 @@ model.save_model(given["out"])
 class Settings:
     """How a classifier is trained: the names are those of fastText."""
 
-    epoch: int = 5
+    epoch: int = 10
     dim: int = 16
     lr: float = 0.5
     word_ngrams: int = 2
@@ -93,10 +92,10 @@ def train(
         key=lambda line: (_key(line, settings.seed), line)
     )  # both labels mixed, in an order of their own
     _run(lines, out, settings)
-    write_atomic(card_path(str(out)), b'{"form": "words", "label": "good"}')
+    write_atomic(card_path(str(out)), b'{"form": "shaped", "label": "good"}')
     figures = _figures(out, tests)
     card = {
-        "form": "words",
+        "form": "shaped",
         "label": "good",
         "model": sha256_file(out),
         "text": VERSION,
@@ -149,11 +148,7 @@ def _key(text: str, seed: int) -> int:
 
 def _lines(texts: Sequence[str]) -> list[str]:
     """The texts as the classifier sees them, one line each."""
-    data_U8, offsets_N1 = spaced(*text_buffers(pa.array(texts, pa.large_string())))
-    content = memoryview(data_U8)  # type: ignore[arg-type]
-    ends = offsets_N1.tolist()
-    found = [str(content[a:b], "utf-8", "replace") for a, b in itertools.pairwise(ends)]
-    return [line.replace("__label__", "__label_").replace("\n", " ") for line in found]
+    return written(*text_buffers(pa.array(texts, pa.large_string())), "shaped")
 
 
 def _run(lines: Sequence[str], out: Path, settings: Settings) -> None:
@@ -180,7 +175,7 @@ def _run(lines: Sequence[str], out: Path, settings: Settings) -> None:
 
 
 def _figures(out: Path, tests: dict[str, list[str]]) -> Figures:
-    scorer = load_scorer(str(out), "good", "words")
+    scorer = load_scorer(str(out), "good", "shaped")
     scores = {
         label: scorer.score(*text_buffers(pa.array(found, pa.large_string()))) / STEPS
         for label, found in tests.items()

@@ -41,6 +41,19 @@ RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Malayalam": ((0xD00, 0xD7F),),
     "Sinhala": ((0xD80, 0xDFF),),
     "Thaana": ((0x780, 0x7BF),),
+    "Syriac": ((0x700, 0x74F), (0x860, 0x86F)),
+    "NKo": ((0x7C0, 0x7FF),),
+    "Cherokee": ((0x13A0, 0x13FF), (0xAB70, 0xABBF)),
+    "Mongolian": ((0x1800, 0x18AF),),
+    "Tifinagh": ((0x2D30, 0x2D7F),),
+    "Yi": ((0xA000, 0xA4CF),),
+    "Vai": ((0xA500, 0xA63F),),
+    "Ol Chiki": ((0x1C50, 0x1C7F),),
+    "Javanese": ((0xA980, 0xA9DF),),
+    "Meetei": ((0xABC0, 0xABFF), (0xAAE0, 0xAAFF)),
+    "Adlam": ((0x1E900, 0x1E95F),),
+    "Grantha": ((0x11300, 0x1137F),),
+    "Chakma": ((0x11100, 0x1114F),),
 }  # fmt: skip
 SCRIPTS = ("Other", *RANGES)
 
@@ -55,7 +68,7 @@ def _table() -> np.ndarray:
     return table
 
 
-_SCRIPT_OF = _table()
+SCRIPT_OF = _table()
 _OUT = types.Array(types.int64, 2, "C")
 
 
@@ -79,5 +92,5 @@ def _letter_bytes(data, offsets, classes, script_of, out):
 def letter_bytes(data_U8: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
     """int64 [N, len(SCRIPTS)]: bytes of letters of each script in each text. Digits, marks and punctuation do not count."""
     out_NS = np.zeros((len(offsets_N1) - 1, len(SCRIPTS)), np.int64)
-    _letter_bytes(data_U8, offsets_N1, CLASSES, _SCRIPT_OF, out_NS)
+    _letter_bytes(data_U8, offsets_N1, CLASSES, SCRIPT_OF, out_NS)
     return out_NS

@@ -44,9 +44,9 @@ CASES = [
 #: SHA-256 of the output for all of TEXTS: when it changes, raise the `version` of the stage, then this.
 DIGESTS = {
     ("normalize", 1): "5d4aaac30c7052dd",
-    ("language", 2): "b7ca2574538499c7",
+    ("language", 3): "e2db42c6e9986f4c",
     ("rules", 1): "6d7863c50399d707",
-    ("pii", 1): "ab76685740f75309",
+    ("pii", 2): "ab76685740f75309",
 }
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
+from pipeline.corpus import load_corpus
 from pipeline.engine.sealed import arrow_table
+from stages.contract.problem import SpecError
 from stages.document import text_buffers
 from stages.quality import Quality
 from stages.quality.scoring import STEPS, load_scorer, read_card, spaced
 from stages.quality.train import Settings, read_texts, train
+from stages.stage import RowStage
 from stages.text import words
 from tests.pipeline.corpora import document, run_build, write_config, write_jsonl
 from tests.stages.bsp import parts_of, run_global
-from tests.stages.scripts_corpus import TEXTS
+from tests.stages.scripts_corpus import TEXTS, batch
 
 SPAM = ["buy", "cheap", "pills", "casino", "click", "bonus", "winner", "free", "offer", "deal", "优惠", "点击", "免费"]
 
@@ -78,7 +84,7 @@ def test_spam_scores_below_prose_in_every_form(model):
 def test_breaks_are_spaces_and_labels_are_words(model):
     text = "One line\nand another\r\none\u2028more\u0085or\x0bless __label__bad"
     flat = re.sub("[\n\r\u2028\u0085\x0b]", " ", text)
-    for form in ("plain", "words"):
+    for form in ("plain", "words"):  # lines are part of the shape
         one, two = scores(model, text, flat, form=form)
         assert one == two
 
@@ -158,7 +164,7 @@ def test_a_model_that_cannot_work_is_refused(model, tmp_path):
     assert "no fastText model" in Quality(model=str(tmp_path / "bad.bin")).problems()[0]
     assert "no label `best`; it has" in Quality(model=model, label="best").problems()[0]
     assert Quality(model=model, label="bad").problems() == []
-    assert Quality(model=model).recipe()["form"] == "words"
+    assert Quality(model=model).recipe()["form"] == "shaped"
 
 
 def test_a_build_keeps_the_best(model, tmp_path):
@@ -171,6 +177,103 @@ def test_a_build_keeps_the_best(model, tmp_path):
     docs = arrow_table(next((tmp_path / "out" / "shards" / "web").glob("docs-*.arrow")))
     assert min(docs.column("quality.q").to_pylist()) > 0.5
     assert np.all(np.array(docs.column("quality.q.cut").to_pylist()) >= 0)
+
+
+def repeated(seed: int) -> str:
+    return "\n".join([document(seed, 12)] * 30)
+
+
+def test_what_a_bag_of_words_cannot_see_is_learned_too(tmp_path):
+    path = tmp_path / "shape.bin"
+    train(GOOD, [repeated(i) for i in range(80)], path, SMALL)
+    new = [document(1000 + i, 60) for i in range(20)], [repeated(1000 + i) for i in range(20)]
+    good, bad = (scores(str(path), *texts) for texts in new)
+    assert min(good) > STEPS // 2 > max(bad)
+    assert abs(scores(str(path), *new[0], form="words")[0] - scores(str(path), *new[1], form="words")[0]) < STEPS // 2
+
+
+def test_a_model_that_is_there_costs_no_pass_of_its_own(model):
+    plain = Quality(model=model, min_score="20%", only=["web"], column="edu")
+    local = plain.simplest()
+    assert isinstance(local, RowStage)
+    assert local.recipe() == plain.recipe()
+    assert (local.min_score, local.only, local.adds()) == (plain.min_score, ("web",), plain.adds())
+    assert Quality(model=model, keep_top="50%").simplest() == Quality(model=model, keep_top="50%")
+    rows = batch([GOOD[0], BAD[0]])
+    assert local.apply(rows).column("drop").to_pylist() == [None, "quality.low"]
+    assert len(local.apply(rows.slice(0, 0))) == 0
+
+
+LEARN = {"good": ["books"], "bad": ["web"]}
+
+
+def learned(tmp_path: Path, sizes: list[int], texts: list[list[str]], **settings) -> tuple[list[dict], dict[str, bytes]]:
+    """What a stage does that learns: rows, and the files it makes. One part a size, of the source that its texts have."""
+    parts, sources = [], []
+    for source, mine in zip(("books", "web"), texts, strict=True):
+        bounds = np.cumsum([0, *sizes])
+        cuts = [mine[a:b] for a, b in itertools.pairwise(bounds.tolist())]
+        parts += [[batch(cut, source)] for cut in cuts]
+        sources += [source] * len(cuts)
+    ran = run_global(Quality(**{"train": LEARN, **settings}), parts, tmp_path, sources=sources)
+    rows = [row for part in ran.apply().values() for piece in part for row in piece.to_pylist()]
+    return rows, ran.artifacts()
+
+
+def test_a_classifier_is_trained_on_the_corpus_itself(tmp_path):
+    rows, files = learned(tmp_path / "a", [80], [GOOD, BAD], min_score="50%", only=["web"], column="edu")
+    assert {row["drop"] for row in rows if row["source"] == "books"} == {None}
+    assert {row["drop"] for row in rows if row["source"] == "web"} == {"quality.low"}
+    card = json.loads(files["quality/edu.bin.json"])
+    assert card["trained_on"]["good"] + card["tested_on"]["good"] == 80
+    assert card["inputs"] == ["books", "web"]
+    again, same = learned(tmp_path / "b", [30, 0, 50], [GOOD, BAD], min_score="50%", only=["web"], column="edu")
+    assert same == files
+    scored = {row["text"]: row["quality.edu"] for row in rows}
+    assert {row["text"]: row["quality.edu"] for row in again} == scored
+
+
+def test_what_is_learned_from_is_bounded_and_the_best_share_follows(tmp_path):
+    mixed = [*BAD[:60], *GOOD[40:60]]
+    how = {"train": {**LEARN, "texts": 45}, "only": ["web"], "keep_top": "30%"}
+    rows, files = learned(tmp_path, [40, 40], [GOOD, mixed], **how)
+    kept = [row for row in rows if row["source"] == "web" and row["drop"] is None]
+    size = sum(len(text.encode()) for text in mixed)
+    assert 0.3 * size <= sum(len(row["text"].encode()) for row in kept) < 0.4 * size
+    assert {row["drop"] for row in rows if row["source"] == "books"} == {None}
+    card = json.loads(files["quality/score.bin.json"])
+    assert card["trained_on"]["bad"] + card["tested_on"]["bad"] == 45
+
+
+def test_either_a_model_or_training(model):
+    for wrong in ({}, {"model": model, "train": LEARN}, {"train": {"good": ["web"], "bad": ["web"]}}, {"train": LEARN, "label": "x"}):
+        with pytest.raises(ValidationError):
+            Quality(**wrong)
+
+
+def test_a_build_that_trains_gives_the_same_model_again(tmp_path):
+    write_jsonl(tmp_path / "in" / "web" / "0.jsonl", BAD)
+    write_jsonl(tmp_path / "in" / "books" / "all.jsonl", GOOD)
+    stages = "  - quality: {train: {good: [books], bad: [web]}, column: edu, min_score: 30%, only: [web]}\n"
+    result = run_build(write_config(tmp_path, tmp_path / "in", stages), ["holdout.share=0"])
+    web = next(c for c in result.accounts["web"] if c.stage == "quality")
+    assert web.dropped["quality.low"] == len(BAD)
+    books = next(c for c in result.accounts["books"] if c.stage == "quality")
+    assert books.documents_out == len(GOOD)
+    made = tmp_path / "out" / "quality" / "edu.bin"
+    first = made.read_bytes()
+    assert read_card(str(made))["model"] == hashlib.sha256(first).hexdigest()
+    shutil.rmtree(tmp_path / "out")
+    run_build(write_config(tmp_path, tmp_path / "in", stages), ["holdout.share=0"])
+    assert made.read_bytes() == first
+
+
+def test_a_build_names_a_source_that_is_not_there(tmp_path):
+    write_jsonl(tmp_path / "in" / "web" / "0.jsonl", BAD[:3])
+    write_jsonl(tmp_path / "in" / "books" / "all.jsonl", GOOD[:3])
+    stages = "  - quality: {train: {good: [bookz], bad: [web]}}\n"
+    with pytest.raises(SpecError, match=r"no source is called `bookz`, but stages\[0\].quality.train.good names it"):
+        load_corpus(write_config(tmp_path, tmp_path / "in", stages))
 
 
 @pytest.mark.data

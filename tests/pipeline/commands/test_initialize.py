@@ -213,6 +213,20 @@ def test_many_sub_folders_are_one_source(tmp_path: Path) -> None:
     assert f"{MOST_SOURCES + 1} sub-folders became one source" in result.notes[1]
 
 
+def test_pages_are_extracted_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = f"<html><body><p>{SENTENCE}</p></body></html>"
+    put(tmp_path / "raw" / "crawl" / "a.warc.gz", gzip.compress(b"WARC/1.0\r\n"))
+    put(tmp_path / "raw" / "mirror" / "index.html", page)
+    put(tmp_path / "raw" / "notes" / "a.txt", SENTENCE)
+    config = from_folder(tmp_path).config_path
+    assert load_corpus(config).stages[0].name == "extract"
+    assert "  - extract: {only: [crawl, mirror]}  # main text" in config.read_text(encoding="utf-8")
+    config.unlink()
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _name: None)
+    said = from_folder(tmp_path).config_path.read_text(encoding="utf-8")
+    assert "  # - extract: {only: [crawl, mirror]}  # needs: pip install 'gristmill[web]'" in said
+
+
 def test_folder_names_with_wildcards_and_other_characters(tmp_path: Path) -> None:
     names = ("web [2024]", "a{b}*", "con", "WEB-[2024]", "x" * 100, "ภาษาไทย", "cafe\u0301")
     for name in names:
