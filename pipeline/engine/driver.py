@@ -46,9 +46,10 @@ class Poisoned(Exception):  # noqa: N818 - handled by the build
 
 
 class Driver:
-    """Feeds an executor and hears what happens."""
+    """Feeds an executor and hears what happens. `patient`: the first signal lets running tasks finish."""
 
-    def __init__(self, store: Store, executor: Executor, events: Events) -> None:
+    def __init__(self, store: Store, executor: Executor, events: Events, patient: bool = True) -> None:
+        self.patient = patient
         self.store = store
         self.executor = executor
         self.events = events
@@ -60,7 +61,7 @@ class Driver:
         """While inside: the first SIGINT or SIGTERM lets running tasks finish, the second stops now."""
 
         def ask(number: int, _frame: Any) -> None:
-            if self._stop is not None:
+            if self._stop is not None or not self.patient:
                 raise KeyboardInterrupt
             self._stop = 130 if number == signal.SIGINT else 75
             self.events(Interrupted(signal.Signals(number).name, self.executor.running()))
@@ -96,6 +97,7 @@ class Driver:
             if not self.executor.running():
                 break
             happening = self.executor.next(WAIT_SECONDS)
+            self.store.tick()
             if isinstance(happening, Yielded):
                 results[happening.task.key] += 1
                 on_result(happening.task, happening.result)
