@@ -262,6 +262,7 @@ def _run(out: Output, config: Path, overrides: tuple[str, ...], until: str | Non
 @click.option("--until", metavar="STAGE", help="Stop after this stage; `tokenizer` is one.")
 @click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")
 @click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
 @common
 def submit(
     out: Output,
@@ -271,11 +272,12 @@ def submit(
     until: str | None,
     fresh: bool,
     no_wait: bool,
+    installed: bool,
 ) -> int:
     """Build on a Ray cluster as a job, and watch it. If such a job is running already, watch that one."""
     from pipeline.submit import submit as send
 
-    return send(out, config, overrides, address, until=until, fresh=fresh, wait=not no_wait)
+    return send(out, config, overrides, address, until=until, fresh=fresh, wait=not no_wait, installed=installed)
 
 
 @main.command()

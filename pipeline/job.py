@@ -1,6 +1,6 @@
 """What a job on a cluster runs: a build that says everything in JSON lines, which `pipeline submit` shows as its own.
 
-    python -m pipeline.job corpus.yaml [--until STAGE] [--fresh]
+    python -m pipeline.job corpus.yaml [--program DIGEST] [--until STAGE] [--fresh]
 
 A stop asks nicely once (SIGTERM) and the cluster kills soon after. So tasks that are running are not waited for here:
 what they are at is done again by the next build.
@@ -40,15 +40,18 @@ class Relay(Output):
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option("--program", help="Name of the package of the program that sent this job.")
 @click.option("--until")
 @click.option("--fresh", is_flag=True)
-def main(config: Path, until: str | None, fresh: bool) -> None:
+def main(config: Path, program: str | None, until: str | None, fresh: bool) -> None:
     """Build in the cluster that this job belongs to."""
     from pipeline.launch import build_corpus
     from stages.contract.problem import GristmillError
+    from stages.jobs.bundle import check_program
 
     relay = Relay()
     try:
+        check_program(program)
         code = build_corpus(
             relay, config, (), until=until, inline=False, address="cluster", fresh=fresh, log_file=None, patient=False
         )

@@ -196,8 +196,12 @@ def submit(
     until: str | None = None,
     fresh: bool = False,
     wait: bool = True,
+    installed: bool = False,
 ) -> int:
-    """Sends a build to a cluster and, unless told otherwise, watches it. The exit code is that of the build."""
+    """Sends a build to a cluster and, unless told otherwise, watches it. The exit code is that of the build.
+
+    installed  the nodes run the program that they have; the job refuses to start when it is not this one
+    """
     client = Client(job_address(address))
     bundle = make_bundle(config, overrides)
     running = _running(client, bundle.corpus)
@@ -205,11 +209,13 @@ def submit(
         _say(out, f"a job builds this already: {running.id}")
         job = running.id
     else:
-        _send(out, client, bundle)
+        _send(out, client, bundle, installed)
+        command = ["python", "-m", "pipeline.job", CONFIG, "--program", bundle.code.name]
+        command += [*(["--until", until] if until else []), *(["--fresh"] if fresh else [])]
         job = client.submit(
             f"{_slug(bundle.corpus.name)}-{secrets.token_hex(4)}",
-            shlex.join(["python", "-m", "pipeline.job", CONFIG, *(["--until", until] if until else []), *(["--fresh"] if fresh else [])]),
-            {"working_dir": bundle.own.uri, "py_modules": [bundle.code.uri]},
+            shlex.join(command),
+            {"working_dir": bundle.own.uri, **({} if installed else {"py_modules": [bundle.code.uri]})},
             {"kind": "pipeline", "corpus": bundle.corpus.name, "out": _out(bundle.corpus), "config": bundle.corpus.config_digest()},
         )  # fmt: skip
     commands = [f"pipeline jobs {action} {job} --address {client.address}" for action in ("logs", "status", "stop")]
@@ -329,8 +335,8 @@ def _running(client: Client, corpus: Corpus) -> Job | None:
     return next((one for one in client.jobs() if not one.over and one.metadata.get("out") == out), None)
 
 
-def _send(out: Output, client: Client, bundle: Bundle) -> None:
-    for word, package in (("program", bundle.code), ("config and files", bundle.own)):
+def _send(out: Output, client: Client, bundle: Bundle, installed: bool) -> None:
+    for word, package in (("program", bundle.code), ("config and files", bundle.own))[installed:]:
         there = client.has(package)
         _say(out, f"{word}: {size(len(package.content))} in {len(package.files)} files{', there already' if there else ''}")
         if not there:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from stages.contract.problem import Problem, SpecError
+from stages.contract.problem import Problem, RunError, SpecError
 
 PACKAGES = ("pipeline", "stages", "trainer")
 
@@ -73,6 +73,13 @@ def code_package() -> Package:
     root = Path(stages.__file__).resolve().parents[1]
     files = {path.relative_to(root).as_posix(): path.read_bytes() for name in PACKAGES for path in _sources(root / name)}
     return pack(files | _metadata(files))
+
+
+def check_program(name: str | None) -> None:
+    """Raises RunError when the program that runs here is not the one whose package has this name; None is any."""
+    if name is not None and (mine := code_package().name) != name:
+        text = f"the nodes have another program ({mine[9:17]}) than the one that sent this job ({name[9:17]})"
+        raise RunError(Problem("R010", text, repairs=("submit without --installed, or install the same on both sides",)))
 
 
 def module_files(name: str) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import ClassVar
 
 import pyarrow as pa
@@ -66,4 +67,15 @@ class RaisesAfter(RowStage):
             type(self).seen_texts += batch.num_rows
             if self.called > self.calls + self.extra:
                 raise SystemError("gave up")
+        return batch
+
+
+class Waits(RowStage):
+    """Never comes to an end."""
+
+    name: ClassVar[str] = "waits"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows:
+            threading.Event().wait()
         return batch
