@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on  # noqa: N815 - names that http.server asks for
 
     def log_message(self, *arguments: Any) -> None:
         """Quiet."""
@@ -124,3 +124,14 @@ def bad_line(behind: str, every: int) -> Iterator[Line]:
     finally:
         line.shutdown()
         line.server_close()
+
+
+def forget_clients() -> None:
+    """Clients remember the endpoint that they were made for, and the cache its folder."""
+    import s3fs
+
+    from stages.storage import address, cache
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    address._file_system.cache_clear()
+    cache._opened.clear()

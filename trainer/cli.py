@@ -77,6 +77,19 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
+class Place(click.ParamType):
+    """A file or folder on a disk, or an address of a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        if not isinstance(value, str) or "://" not in value:
+            return Path(value)
+        from stages.storage.address import located
+
+        return located(value)
+
+
 def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
     """What every command that needs a plan takes."""
     found = command
@@ -89,8 +102,8 @@ def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="M",
                 multiple=True,
                 required=True,
-                type=click.Path(path_type=Path),
-                help="manifest.json of a built corpus, or its folder; may be repeated.",
+                type=Place(),
+                help="manifest.json of a built corpus, its folder, or an address of either; may be repeated.",
             ),
             click.option(
                 "--set", "overrides", metavar="a.b=c", multiple=True, help="Override a value of the plan."

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.engine.executor import Failed, Finished, Happening, Yielded
 from stages.contract.problem import Problem, RunError
+from stages.storage.cache import release
 
 #: Ray refuses less. Results are a few kilobytes, so more is never needed.
 OBJECT_STORE_BYTES = 80 << 20
@@ -129,7 +130,10 @@ class OnRay:
 
 
 def _run(task: Any) -> Any:
-    yield from task.run()
+    try:
+        yield from task.run()
+    finally:
+        release()
 
 
 def _first_line(error: BaseException) -> str:

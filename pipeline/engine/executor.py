@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stages.storage.cache import release
+
 
 class Task(Protocol):
     """A value that any process can run; it yields results that the driver writes down one by one."""
@@ -92,6 +94,7 @@ class Inline:
             return Yielded(task, next(results))
         except StopIteration:
             self._current = None
+            release()
             return Finished(task, time.monotonic() - started)
         except Exception as error:
             self._current = None

@@ -33,6 +33,7 @@ import orjson
 
 from pipeline.engine.lock import Lock
 from pipeline.engine.records import FileRef, Record
+from pipeline.engine.work import data_of
 from stages.contract.files import atomic_file, on_disk
 from stages.contract.problem import Problem, RunError
 from stages.storage.address import Address
@@ -52,7 +53,7 @@ class Journal:
     def __init__(self, out: Any) -> None:
         self.out = out
         self.work = out / "work"
-        self.data = self.work / "data"
+        self.data = data_of(self.work)
         self.tmp = self.work / "tmp"
         self.remote = isinstance(out, Address)
         self._files: list[BinaryIO] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.files import fsync_folder
-from stages.storage.address import Address, located
+from stages.storage.address import Address, SealedAddress, located
 from stages.storage.cache import cache
 
 
@@ -21,21 +21,19 @@ class Work:
 
     def __init__(self, place: str | Path | Address) -> None:
         self.place: Any = located(place)
-        self.data: Any = self.place / "data"
         self.remote = isinstance(self.place, Address)
+        self.data: Any = data_of(self.place)
         self.tmp: Path = cache().scratch if self.remote else self.place / "tmp"
 
     def seal(self, path: Path, name: str) -> None:
-        """Gives a finished file (synced already) its sealed name. On a store it is sent, unless it is there."""
+        """Gives a finished file (synced already) its sealed name. On a store it is sent."""
         if not self.remote:
             os.replace(path, self.data / name)
             fsync_folder(self.data)
             return
-        target = self.data / name
-        try:
-            there = target.stat().st_size == path.stat().st_size
-        except FileNotFoundError:
-            there = False
-        if not there:
-            target.put(path)
-        path.unlink()
+        (self.data / name).put_and_keep(path)
+
+
+def data_of(place: Any) -> Any:
+    """The folder of sealed files of a work folder (path or address)."""
+    return SealedAddress(f"{place}/data") if isinstance(place, Address) else place / "data"

@@ -210,7 +210,7 @@ class Address:
     def local(self) -> Path:
         """A copy of the file on the local disk, good until the cache is released."""
         mark = self.stat().mark
-        return cache().get(f"{self._url}#{mark}/{self.name}", lambda target: self._fetch(target))
+        return cache().get(f"{self._url}#{mark}/{self.name}", self._fetch)
 
     def blocks(self) -> Blocks:
         """The file for reading here and there, by blocks that are kept on the local disk."""
@@ -269,6 +269,27 @@ class Address:
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
         """Nothing: a store has no folders, only names with slashes."""
+
+
+class SealedAddress(Address):
+    """A folder of files that are named by their content, and the files in it: a copy of one is good for ever."""
+
+    __slots__ = ()
+
+    def __truediv__(self, name: str | PurePosixPath) -> SealedAddress:
+        return SealedAddress(f"{self}/{name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedAddress, (self._url,)
+
+    def local(self) -> Path:
+        """A copy of the file on the local disk; the store is asked only when there is none."""
+        return cache().get(self._url, self._fetch)
+
+    def put_and_keep(self, path: Path) -> None:
+        """Puts a local file here, and moves it to where `local` finds it."""
+        self.put(path)
+        cache().keep(self._url, path)
 
 
 def _stat(info: dict[str, Any]) -> Stat:

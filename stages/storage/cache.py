@@ -71,6 +71,14 @@ class Cache:
         if self._filled > self.limit:
             self._evict()
 
+    def keep(self, name: str, path: Path) -> None:
+        """Takes a file of the same disk over as the copy of `name`, which is not held."""
+        with self._lock:
+            self._filled += path.stat().st_size
+            os.replace(path, self._files / _key(name))
+            if self._filled > self.limit:
+                self._evict()
+
     def has(self, name: str) -> bool:
         """Whether there is a copy just now."""
         return (self._files / _key(name)).exists()
@@ -144,6 +152,12 @@ def _alive(pid: int) -> bool:
 
 
 _opened: dict[int, Cache] = {}
+
+
+def release() -> None:
+    """Lets go of the copies that this process holds, if it ever asked for one."""
+    if os.getpid() in _opened:
+        _opened[os.getpid()].release()
 
 
 def cache() -> Cache:

@@ -16,9 +16,8 @@ from pipeline.engine.lock import owner_of
 from pipeline.engine.store import Store
 from stages.contract.problem import RunError
 from stages.storage.address import Address
-from tests.pipeline.corpora import make_inputs, run_build, snapshot, write_config
-from tests.pipeline.corpora import snapshot as snapshot_of_disk
-from tests.store import CREDENTIALS, bad_line, s3_server
+from tests.pipeline.corpora import STAGES, make_inputs, run_build, snapshot, write_config
+from tests.store import CREDENTIALS, bad_line, forget_clients, s3_server
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -39,23 +38,12 @@ def store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add
     return Address(f"s3://bucket/{tmp_path.name}")
 
 
-def forget_clients() -> None:
-    """Clients remember the endpoint that they were made for."""
-    import s3fs
-
-    from stages.storage import address, cache
-
-    s3fs.S3FileSystem.clear_instance_cache()
-    address._file_system.cache_clear()
-    cache._opened.clear()
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     folder = tmp_path_factory.mktemp("disk")
     make_inputs(folder / "in", files=4)
     run_build(write_config(folder, folder / "in"))
-    return folder / "in", snapshot_of_disk(folder / "out")
+    return folder / "in", snapshot(folder / "out")
 
 
 def put_inputs(inputs: Path, store: Address) -> None:
@@ -63,8 +51,8 @@ def put_inputs(inputs: Path, store: Address) -> None:
         (store / "in" / path.relative_to(inputs).as_posix()).put(path)
 
 
-def config_on(folder: Path, store: Address) -> Path:
-    config = write_config(folder, Path("IN"), out=str(store / "out"))
+def config_on(folder: Path, store: Address, stages: str = STAGES) -> Path:
+    config = write_config(folder, Path("IN"), stages, out=str(store / "out"))
     config.write_text(config.read_text().replace("IN/", f"{store}/in/"))
     return config
 
@@ -122,19 +110,23 @@ def test_killed_on_a_store_and_run_again(reference: tuple[Path, dict[str, str]],
     assert fetched(store, tmp_path / "got") == expected
 
 
+@pytest.mark.parametrize("stages", ["  - normalize\n", pytest.param(STAGES, marks=pytest.mark.long)])
 def test_a_bad_line_changes_nothing(
-    reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs, expected = reference
+    stages: str, reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    inputs, _ = reference
     put_inputs(inputs, store)
-    config = config_on(tmp_path, store)
+    run_build(write_config(tmp_path / "disk", inputs, stages))
+    expected = snapshot(tmp_path / "disk" / "out")
+    config = config_on(tmp_path, store, stages)
     with bad_line(endpoint, every=9) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
         monkeypatch.setattr("stages.storage.patience._FIRST", 0.01)
         forget_clients()
         run_build(config)
-        assert line.refused > 20
-        assert line.cut > 20
+        assert line.refused > 5
+        assert line.cut > 5
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     forget_clients()
     assert fetched(store, tmp_path / "got") == expected
