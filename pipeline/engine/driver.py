@@ -26,6 +26,7 @@ from stages.contract.problem import GristmillError, Problem, RunError
 
 DEATHS_BEFORE_CARE = 2
 DEATHS_AT_MOST = 8
+NODES_AT_MOST = 50  # a task may lose so many nodes: spot machines go, and that says nothing about the task
 WAIT_SECONDS = 0.5
 
 
@@ -85,14 +86,15 @@ class Driver:
         started, total = time.monotonic(), len(waiting)
         self.events(PassStarted(name, total + cached, cached, minor))
         deaths: Counter[str] = Counter()
+        self._nodes: Counter[str] = Counter()
         results: Counter[str] = Counter()  # of each task in its present attempt
         failures: list[Failed] = []
         self._poison = None
         while waiting or self.executor.running():
             while waiting and self.executor.running() < self.executor.slots and not self._halted(failures):
                 task = waiting.popleft()
-                if isinstance(task, PassTask):
-                    task = replace(task, attempt=f"crumb-{task.key[:24]}")
+                if isinstance(task, PassTask) and (deaths[task.key] or not self.store.remote):
+                    task = replace(task, attempt=f"crumb-{task.key[:24]}")  # on a store a crumb is a request
                 self.executor.submit(task)
             if not self.executor.running():
                 break
@@ -134,6 +136,10 @@ class Driver:
         if failed.error is not None:
             return None
         task = failed.task
+        if failed.lost and self._nodes[task.key] < NODES_AT_MOST:
+            self._nodes[task.key] += 1
+            self.events(WorkerDied(name, task.name, self._nodes[task.key], "its node was lost"))
+            return replace(task, committed=task.committed + results.pop(task.key, 0)) if isinstance(task, PassTask) else task
         deaths[task.key] += 1
         n = deaths[task.key]
         self.events(WorkerDied(name, task.name, n, failed.detail))
@@ -150,6 +156,8 @@ class Driver:
         return replace(task, careful=careful, committed=task.committed + results.pop(task.key, 0))
 
     def _crumb(self, task: PassTask) -> dict | None:
+        if not task.attempt:
+            return None
         try:
             return orjson.loads((self.store.tmp / task.attempt).read_bytes())
         except (OSError, ValueError):

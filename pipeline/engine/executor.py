@@ -38,11 +38,21 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A task ended badly: it raised `error`, or its worker died (`error` is None)."""
+    """A task ended badly: it raised `error`, or its worker died (`error` is None); `lost`: the whole node did."""
 
     task: Any
     error: BaseException | None
     detail: str
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task asks of the node that runs it. `memory` in bytes."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 512 << 20
 
 
 Happening = Yielded | Finished | Failed

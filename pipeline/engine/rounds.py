@@ -65,35 +65,44 @@ class Gathered:
 
 
 @dataclass(frozen=True)
+class StepCommon:
+    """What all tasks of one superstep have in common. It grows with the corpus, so it travels once, not in each task."""
+
+    folder: str
+    use: StageUse
+    step: Superstep
+    gathered: Gathered
+    outboxes: tuple[FileRef, ...]  # of all earlier supersteps, in order of step and task
+    seed: int
+
+
+@dataclass(frozen=True)
 class StepTask:
     """One task of one superstep."""
 
     key: str
     name: str
-    folder: str
-    use: StageUse
-    step: Superstep
     index: int
-    gathered: Gathered
-    outboxes: tuple[FileRef, ...]  # of all earlier supersteps, in order of step and task
-    seed: int
+    common: StepCommon | None
 
     def run(self) -> Iterator[StepRecord]:
         """One record: the outbox."""
         pa.set_cpu_count(1)
-        work = Work(self.folder)
+        common = self.common
+        assert common is not None
+        work, gathered = Work(common.folder), common.gathered
         data = work.data
-        paths = [data / file.name for file in self.outboxes]
+        paths = [data / file.name for file in common.outboxes]
         context = StepContext(
             index=self.index,
-            parts=self.gathered.infos,
-            inbox={name: read_inbox(paths, *place) for name, place in self.step.inbox(self.index).items()},
-            emission=lambda i: arrow_table(data / self.gathered.emissions[i].name),
-            dropped=lambda i: dropped_rows(data, self.gathered.dropped.get(i, ())),
-            documents=lambda i: part_batches(data, self.gathered.parts[i]),
-            seed=self.seed,
+            parts=gathered.infos,
+            inbox={name: read_inbox(paths, *place) for name, place in common.step.inbox(self.index).items()},
+            emission=lambda i: arrow_table(data / gathered.emissions[i].name),
+            dropped=lambda i: dropped_rows(data, gathered.dropped.get(i, ())),
+            documents=lambda i: part_batches(data, gathered.parts[i]),
+            seed=common.seed,
         )
-        boxes = getattr(self.use.stage, self.step.name)(context)
+        boxes = getattr(common.use.stage, common.step.name)(context)
         file = seal_outbox(work, boxes)
         yield StepRecord(file=file, counters=dict(sorted(context.counters.items())))
 

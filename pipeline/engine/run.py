@@ -34,7 +34,7 @@ from pipeline.engine.origin import PartOrigin
 from pipeline.engine.passes import Pass, pass_digest, stage_digest
 from pipeline.engine.plan import Plan, priority_ranks
 from pipeline.engine.records import EmitRecord, FactsRecord, FileRef, Part, PassRecord, StageCount, StepRecord
-from pipeline.engine.rounds import EmitTask, Gathered, StepTask, gather_artifact, gather_facts
+from pipeline.engine.rounds import EmitTask, Gathered, StepCommon, StepTask, gather_artifact, gather_facts
 from pipeline.engine.state import BoundaryState, BuildResult, BuildState, PartState
 from pipeline.engine.store import Store
 from pipeline.engine.tally import check_accounts, check_losses, merge_counts
@@ -322,26 +322,15 @@ class Build:
             indices = [p.index for p in gathered.infos] if step.over is None else list(range(step.over))
             done: dict[int, StepRecord] = {}
             tasks = []
+            common = StepCommon(str(self.store.work), use, step, gathered, tuple(outboxes), self.corpus.seed)
+            all_of_it = digest(key, step.name, *(f.digest for f in outboxes))
             for index in indices:
-                task_key = digest(key, step.name, str(index), *(f.digest for f in outboxes))
+                task_key = digest(all_of_it, str(index))
                 record = self.store.get(task_key, StepRecord)
                 if record is not None:
                     done[index] = record
                     continue
-                name = f"{use.label}: {step.name} {index}"
-                tasks.append(
-                    StepTask(
-                        task_key,
-                        name,
-                        str(self.store.work),
-                        use,
-                        step,
-                        index,
-                        gathered,
-                        tuple(outboxes),
-                        self.corpus.seed,
-                    )
-                )
+                tasks.append(StepTask(task_key, f"{use.label}: {step.name} {index}", index, common))
 
             def book(task: StepTask, record: StepRecord, done: dict[int, StepRecord] = done) -> None:
                 self.store.put(task.key, record)

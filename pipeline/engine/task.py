@@ -20,6 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.engine.executor import Needs
 from pipeline.engine.origin import PartOrigin, ReadOrigin
 from pipeline.engine.records import EmitRecord, Excerpt, FileRef, InputFile, Lost, Part, PassRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_table, kept_rows
@@ -34,6 +35,9 @@ from stages.tokenizer.encode import Encoder
 PART_BYTES = 256 << 20  # of text: an unsplittable file becomes parts of about this size
 DROPPED_TEXTS = 1000  # dropped documents whose text is kept, per reason and part
 TOKENIZE = "tokenize"  # the account of the last pass
+WORKER_BYTES = 350 << 20  # an interpreter with libraries and compiled kernels
+BATCH_BYTES = 16 << 20  # of text, where a part is read again
+BATCH_COPIES = 8  # of its text that a batch is at most, on its way through the stages
 EXCERPTS = 5
 EXCERPT_CHARACTERS = 600
 STAGE_ERRORS = 20  # documents of one part on which stages may raise before the task gives up
@@ -95,6 +99,25 @@ class PassTask:
     careful: int | None = None
     committed: int = 0  # parts of an earlier attempt: read past, not done again
     attempt: str = field(default="", compare=False)  # name of the breadcrumb
+
+    @property
+    def needs(self) -> Needs:
+        """The most that any of its stages asks for, and the memory of a batch and of all their models."""
+        uses = (*(use for use, _ in self.before), *self.rows, *self.emits)
+        models = sum(use.stage.memory() for use in uses)
+        batch = BATCH_COPIES * (self.origin.settings.batch_bytes if isinstance(self.origin, ReadOrigin) else BATCH_BYTES)
+        return Needs(
+            cpus=max([1.0, *(use.stage.cpus for use in uses)]),
+            gpus=max([0.0, *(use.stage.gpus for use in uses)]),
+            memory=WORKER_BYTES + batch + models,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """How much there is to read, about: what a measured rate is applied to."""
+        if isinstance(self.origin, ReadOrigin):
+            return sum(min(s.size, (s.slice.end or s.size) - s.slice.start) for s in self.origin.slices)
+        return self.origin.part.text_bytes
 
     def run(self) -> Iterator[tuple[PassRecord, dict[str, EmitRecord]]]:
         """One record per part, with what the next global stages collected of it."""

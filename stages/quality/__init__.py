@@ -86,6 +86,10 @@ class Quality(GlobalStage):
             added[f"quality.{self.column}.cut"] = pa.int32()
         return added | mark_column(self)
 
+    def memory(self) -> int:
+        """The model is held in memory."""
+        return os.path.getsize(self.model)
+
     def recipe(self) -> dict[str, str]:
         form = self.form or read_card(str(self.model)).get("form", "plain")
         return {"model": sha256_file(self.model), "form": form, "text": VERSION}

@@ -79,3 +79,28 @@ class Waits(RowStage):
         if batch.num_rows:
             threading.Event().wait()
         return batch
+
+
+class Hangs(RowStage):
+    """Never comes to an end with documents that hold the word HANG."""
+
+    name: ClassVar[str] = "hangs"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if any("HANG" in text for text in batch.column("text").to_pylist()):
+            threading.Event().wait()
+        return batch
+
+
+class Heavy(RowStage):
+    """Asks for much."""
+
+    name: ClassVar[str] = "heavy"
+    cpus: ClassVar[float] = 2.0
+    gpus: ClassVar[float] = 0.5
+
+    def memory(self) -> int:
+        return 3 << 30
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
