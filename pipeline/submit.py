@@ -13,13 +13,12 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 from pydantic import BaseModel
 
 from pipeline.corpus import Corpus, load_corpus
@@ -27,9 +26,10 @@ from pipeline.events import event_of
 from pipeline.show import Display, size, span, table
 from stages.contract.config import FilePath, Secret
 from stages.contract.problem import Problem, RunError, SpecError, Where
-from stages.contract.tree import Items, Table, Text, path_text, place, value_at
+from stages.contract.tree import Table, Text, path_text, place, value_at
 from stages.jobs.bundle import Package, code_package, module_files, pack
 from stages.jobs.client import Client, Job, job_address
+from stages.jobs.config import one_file
 
 if TYPE_CHECKING:
     from pipeline.cli import Output
@@ -84,7 +84,7 @@ def make_bundle(config: Path, overrides: tuple[str, ...]) -> Bundle:
             files |= carried
     for stage in corpus.stages:
         files |= module_files(type(stage).__module__)
-    files[CONFIG] = _yaml(tree, values)
+    files[CONFIG] = one_file(tree, values)
     return Bundle(corpus, code_package(), pack(files), tuple(local))
 
 
@@ -163,25 +163,6 @@ def _carry(path: FilePath, number: int, where: Where | None) -> tuple[str, dict[
     wild = re.search(r"[*?\[{]", path.tail) is not None
     below = root if wild else f"{root}/{path.tail}"
     return f"{root}/{path.tail}", {f"{below}/{one.uri}": Path(one.path).read_bytes() for one in found}
-
-
-def _yaml(tree: Table, values: Mapping[tuple[Any, ...], str]) -> bytes:
-    """The tree as one YAML file, with some scalars replaced."""
-
-    def node(value: Any, path: tuple[Any, ...]) -> yaml.Node:
-        if isinstance(value, Table):
-            pairs = [(yaml.ScalarNode("tag:yaml.org,2002:str", key, style='"'), node(value[key], (*path, key))) for key in value]
-            return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
-        if isinstance(value, Items):
-            return yaml.SequenceNode("tag:yaml.org,2002:seq", [node(v, (*path, i)) for i, v in enumerate(value)], flow_style=False)
-        if value is None:
-            return yaml.ScalarNode("tag:yaml.org,2002:null", "null")
-        text = values.get(path, str(value))
-        plain = isinstance(value, Text) and not value.quoted and path not in values
-        tag = yaml.resolver.Resolver().resolve(yaml.ScalarNode, text, (True, False)) if plain else "tag:yaml.org,2002:str"
-        return yaml.ScalarNode(tag, text, style=None if plain else '"')
-
-    return yaml.serialize(node(tree, ()), allow_unicode=True, width=10**6).encode()
 
 
 # -- sending and watching ------------------------------------------------------------------------------------

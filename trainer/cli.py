@@ -382,6 +382,26 @@ def order_check(
     return code
 
 
+@cli.command()
+@options_of_a_plan
+@click.option("--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS.")
+@click.option("--ranks", type=click.IntRange(min=1), required=True, help="Processes to train with, over all nodes.")
+@click.option("--gpus", is_flag=True, help="A GPU for each rank; left out: a CPU.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The run folder; every node has to see it.")
+@click.option("--patience", default=300.0, show_default=True, help="Seconds to wait for a lost node's replacement.")
+@click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
+@reported
+def submit(output: Output, plan_path: Path | None, manifest_paths: tuple[Path, ...], overrides: tuple[str, ...],
+           address: str | None, ranks: int, **how: Any) -> int:
+    """Train on a Ray cluster as a job, and watch it. It goes on from the last checkpoint when a node is lost."""
+    from trainer.submit import submit as send
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
+    _show(output, solved, err=True)
+    return send(output, solved, plan_path, manifest_paths, overrides, address, ranks, **how)
+
+
 def main() -> None:
     """The console command."""
     cli(prog_name="trainer")
