@@ -62,6 +62,19 @@ class Output:
             click.echo("\n\n".join(render(p, self.color) for p in problems), err=True)
 
 
+class Place(click.ParamType):
+    """A file or folder on a disk, or an address of a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        if not isinstance(value, str) or "://" not in value:
+            return Path(value)
+        from stages.storage.address import located
+
+        return located(value)
+
+
 def common(command: Callable[..., int | None]) -> Callable[..., None]:
     """The options that every command has; turns errors into messages and exit codes."""
 
@@ -107,7 +120,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command
     )
     command = click.option(
-        "--address", metavar="A", help="Ray: local, cluster or host:port. Overrides run.address."
+        "--address",
+        metavar="A",
+        help="Ray: local, cluster or host:port; http://head:8265 submits a job. Overrides run.address.",
     )(command)
     command = click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")(
         command
@@ -220,9 +235,7 @@ def build(
         )
         out.next(f"pipeline build {config}")
         return 0
-    from pipeline.launch import build_corpus
-
-    return build_corpus(out, config, overrides, until=until, **how)
+    return _run(out, config, overrides, until, **how)
 
 
 @main.command("train-tokenizer")
@@ -231,9 +244,59 @@ def build(
 @common
 def train_tokenizer(out: Output, config: Path, overrides: tuple[str, ...], **how: Any) -> int:
     """Build as far as the tokenizer: the same work, the same cache as `build`."""
+    return _run(out, config, overrides, "tokenizer", **how)
+
+
+def _run(out: Output, config: Path, overrides: tuple[str, ...], until: str | None, **how: Any) -> int:
+    """A build, here or as a job on a cluster."""
+    address = how["address"]
+    if address is not None and address.startswith(("http://", "https://")):
+        from pipeline.submit import submit as send
+
+        return send(out, config, overrides, address, until=until, fresh=how["fresh"])
     from pipeline.launch import build_corpus
 
-    return build_corpus(out, config, overrides, until="tokenizer", **how)
+    return build_corpus(out, config, overrides, until=until, **how)
+
+
+@main.command()
+@config_options
+@click.option(
+    "--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS."
+)
+@click.option("--until", metavar="STAGE", help="Stop after this stage; `tokenizer` is one.")
+@click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")
+@click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
+@common
+def submit(
+    out: Output,
+    config: Path,
+    overrides: tuple[str, ...],
+    address: str | None,
+    until: str | None,
+    fresh: bool,
+    no_wait: bool,
+    installed: bool,
+) -> int:
+    """Build on a Ray cluster as a job, and watch it. If such a job is running already, watch that one."""
+    from pipeline.submit import submit as send
+
+    return send(out, config, overrides, address, until=until, fresh=fresh, wait=not no_wait, installed=installed)
+
+
+@main.command()
+@click.argument("action", type=click.Choice(["status", "logs", "stop"]))
+@click.argument("job", metavar="[ID]", required=False)
+@click.option(
+    "--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS."
+)
+@common
+def jobs(out: Output, action: str, job: str | None, address: str | None) -> int:
+    """Show the jobs of a cluster, watch one from its first line on, or stop it."""
+    from pipeline.submit import jobs as manage
+
+    return manage(out, action, job, address)
 
 
 @main.command("try")
@@ -279,7 +342,7 @@ def train_quality(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @common
 def status(out: Output, path: Path) -> int:
     """Say how far a build is and whether one is running. PATH is a corpus.yaml or an output folder."""
@@ -291,7 +354,7 @@ def status(out: Output, path: Path) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.option("--source", help="Only this source.")
 @click.option("--dropped", is_flag=True, help="Show dropped documents with reason, value and survivor.")
 @click.option("--kept", is_flag=True, help="Show kept documents, decoded from the shards.")
@@ -338,7 +401,7 @@ def tokenize(out: Output, path: Path, tokenizer: Path) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.argument("document", metavar="DOC")
 @common
 def why(out: Output, path: Path, document: str) -> int:
@@ -351,7 +414,7 @@ def why(out: Output, path: Path, document: str) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.option("--deep", is_flag=True, help="Read every byte: digests, ids, one EOS per document.")
 @common
 def verify(out: Output, path: Path, deep: bool) -> int:
@@ -387,7 +450,7 @@ def pack(out: Output, path: Path, lengths: tuple[int, ...]) -> int:
 
 
 @main.command()
-@click.argument("path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.argument("path", metavar="MANIFEST", type=Place())
 @click.option("--to", "target", type=click.Choice(["megatron", "hf-datasets", "parquet"]), required=True,
               help="What to write.")  # fmt: skip
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))

@@ -247,6 +247,11 @@ class Corpus(Model):
         """Whether the file names no stages, so that the default ones run; `plan` says so."""
         return self._default_stages
 
+    @property
+    def tree(self) -> Table:
+        """The file as it was read, with `extends` and `--set` in it and the place of every value."""
+        return self._tree
+
     def where(self, path: Path, key: bool = False) -> Where | None:
         """The place of a value (or its key) in the file; of what is above it if it was not given."""
         return place(self._tree, path, key)

@@ -19,6 +19,7 @@ from pipeline import events
 from pipeline.engine.epochs import BYTES_A_TOKEN, MANY_EPOCHS, reading
 from stages.contract.problem import display_width, printable
 from stages.dedup.shares import audit_text
+from stages.storage.address import Address
 
 if TYPE_CHECKING:
     from pipeline.engine.plan import Plan
@@ -270,7 +271,7 @@ def plan_text(plan: Plan) -> str:
         for use in (*step.rows, *step.after):
             lines += [f"         {use.label}: {printable(note)}" for note in _notes(use.stage)]
     lines.append(
-        f"needs    scratch about {size(_scratch(plan))} in {plan.out / 'work'} (free {size(_free(plan.out))})"
+        f"needs    scratch about {size(_scratch(plan))} in {plan.out / 'work'}{_free(plan.out)}"
     )
     lines += _epochs(plan)
     for name, inputs in plan.inputs.items():
@@ -308,10 +309,12 @@ def _scratch(plan: Plan) -> int:
     return SCRATCH_PER_BYTE * sum(inputs.text_bytes for inputs in plan.inputs.values())
 
 
-def _free(path: Path) -> int:
+def _free(path: Path | Address) -> str:
+    if isinstance(path, Address):
+        return ""
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return f" (free {size(shutil.disk_usage(path).free)})"
 
 
 def _notes(stage: Any) -> list[str]:

@@ -80,6 +80,19 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
+class Place(click.ParamType):
+    """A file or folder on a disk, or an address of a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        if not isinstance(value, str) or "://" not in value:
+            return Path(value)
+        from stages.storage.address import located
+
+        return located(value)
+
+
 def options_of_a_plan(command: Callable[..., Any], corpus: bool = True) -> Callable[..., Any]:
     """What every command that needs a plan takes; `corpus` says whether it needs one."""
     found = command
@@ -92,8 +105,8 @@ def options_of_a_plan(command: Callable[..., Any], corpus: bool = True) -> Calla
                 metavar="M",
                 multiple=True,
                 required=corpus,
-                type=click.Path(path_type=Path),
-                help="manifest.json of a built corpus, or its folder; may be repeated.",
+                type=Place(),
+                help="manifest.json of a built corpus, its folder, or an address of either; may be repeated.",
             ),
             click.option(
                 "--set", "overrides", metavar="a.b=c", multiple=True, help="Override a value of the plan."
@@ -596,6 +609,26 @@ def schema(output: Output) -> int:
     else:
         click.echo(json.dumps(made, indent=2, ensure_ascii=False))
     return 0
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS.")
+@click.option("--ranks", type=click.IntRange(min=1), required=True, help="Processes to train with, over all nodes.")
+@click.option("--gpus", is_flag=True, help="A GPU for each rank; left out: a CPU.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The run folder; every node has to see it.")
+@click.option("--patience", default=300.0, show_default=True, help="Seconds to wait for a lost node's replacement.")
+@click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
+@reported
+def submit(output: Output, plan_path: Path | None, manifest_paths: tuple[Path, ...], overrides: tuple[str, ...],
+           address: str | None, ranks: int, **how: Any) -> int:
+    """Train on a Ray cluster as a job, and watch it. It goes on from the last checkpoint when a node is lost."""
+    from trainer.submit import submit as send
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
+    _show(output, solved, err=True)
+    return send(output, solved, plan_path, manifest_paths, overrides, address, ranks, **how)
 
 
 def main() -> None:

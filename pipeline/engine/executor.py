@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stages.storage.cache import release
+
 
 class Task(Protocol):
     """A value that any process can run; it yields results that the driver writes down one by one."""
@@ -36,11 +38,21 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A task ended badly: it raised `error`, or its worker died (`error` is None)."""
+    """A task ended badly: it raised `error`, or its worker died (`error` is None); `lost`: the whole node did."""
 
     task: Any
     error: BaseException | None
     detail: str
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task asks of the node that runs it. `memory` in bytes."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 512 << 20
 
 
 Happening = Yielded | Finished | Failed
@@ -105,6 +117,7 @@ class Inline:
             return Yielded(task, next(results))
         except StopIteration:
             self._current = None
+            release()
             return Finished(task, time.monotonic() - started)
         except Exception as error:
             self._current = None

@@ -73,7 +73,7 @@ def test_a_large_file_in_one_piece_goes_on_behind_the_parts_that_are_done(
     with pytest.raises(RunError, match="gave up"):
         run_build(config, [where])
     with Store(tmp_path / "out") as store:
-        parts = sum(1 for record in store._records.values() if record["record"].get("more"))
+        parts = sum(1 for record in store.rows() if record["record"].get("more"))
     assert parts >= 1
     poison.RaisesAfter.reset(1000)
     run_build(config, [where])
