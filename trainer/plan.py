@@ -105,6 +105,7 @@ def study(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], mach
     if mixture is not None:
         _count(draft, values, mixture)
         check_skip(draft, mixture)
+        checks.check_phases(draft, mixture)
     solve(values, RULES)
     new = [broken for broken in values.conflicts if broken not in known_before and broken is not RUN]
     draft.problems += [contradiction(draft, values, broken, again) for broken in new]
