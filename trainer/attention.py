@@ -58,13 +58,11 @@ def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, starts: tuple[int
     q_HTD = q_THD.transpose(0, 1)
     k_HTD = _spread(k_TKD, q_THD.shape[1]).transpose(0, 1)
     v_HTD = _spread(v_TKD, q_THD.shape[1]).transpose(0, 1)
+    # Split and not sliced: the gradient of a slice is as large as the whole, and filled with zeros for each document.
+    lengths = [b - a for a, b in pairwise(starts)]
+    documents = zip(*(x_HTD[None].split(lengths, dim=2) for x_HTD in (q_HTD, k_HTD, v_HTD)), strict=True)
     # One call a document: batching documents of equal length would make a kernel's blocking depend on neighbours.
-    parts = [
-        functional.scaled_dot_product_attention(
-            q_HTD[None, :, a:b], k_HTD[None, :, a:b], v_HTD[None, :, a:b], is_causal=True
-        )[0]
-        for a, b in pairwise(starts)
-    ]
+    parts = [functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0] for q, k, v in documents]
     return torch.cat(parts, dim=1).transpose(0, 1)
 
 
