@@ -115,9 +115,10 @@ def study(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], mach
     if mixture is not None and manifests and values.shape is not None:
         corpus.note_corpus(draft, values, mixture)
     budget.note_memory(draft, values)
+    compute = _compute(draft, values)
     plan = None
     if mixture is not None and not any(problem.severity == "error" for problem in draft.problems):
-        plan = _finish(draft, values, mixture, request.rows is not None, tombstones)
+        plan = _finish(draft, values, mixture, request.rows is not None, tombstones, compute)
     notes = _notes(draft, values)
     problems = in_order(draft.problems)
     plan = replace(plan, notes=notes, problems=problems) if plan is not None else None
@@ -271,7 +272,9 @@ def _count(draft: Draft, values: Values, mixture: Mixture) -> None:
 # ---- the plan --------------------------------------------------------------------------------------------------
 
 
-def _finish(draft: Draft, values: Values, mixture: Mixture, packed: bool, tombstones: tuple[str, ...]) -> Plan:
+def _finish(
+    draft: Draft, values: Values, mixture: Mixture, packed: bool, tombstones: tuple[str, ...], compute: Compute
+) -> Plan:
     config = draft.config
     shape: ModelShape = values.shape
     peak = values.number("lr_schedule.peak_lr")
@@ -297,7 +300,7 @@ def _finish(draft: Draft, values: Values, mixture: Mixture, packed: bool, tombst
         checkpoint=_checkpoint(values, config),
         monitoring=_monitoring(values, config),
         micro_batch=int(values.number("batch.micro_batch_size")),
-        compute=_compute(draft, values),
+        compute=compute,
         reduce=config.precision.reduce,
         activation_checkpointing=parallel.activation_checkpointing,
         packing="best-fit" if packed else "concat",
