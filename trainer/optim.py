@@ -283,7 +283,7 @@ def _plain(tensor: Tensor) -> dict[str, Tensor]:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not hasattr(local, "codes"):
         return {"": tensor}
-    parts = {"_codes": local.codes.view(-1), "_scale": local.scale.view(-1)}
+    parts = {f"_{name}": getattr(local, name).view(-1) for name in ("codes", "scale")}
     if not isinstance(tensor, DTensor):
         return parts
     pieces = math.prod(tensor.device_mesh.size(i) for i, p in enumerate(tensor.placements) if isinstance(p, Shard))
