@@ -26,7 +26,8 @@ class Segments:
 
     starts   host numbers, first 0, last T, rising: segment i is starts[i] .. starts[i + 1]
     cu       the same as int32 on the device, the form that the flash kernel takes
-    longest  tokens of the longest segment
+    longest  tokens of the longest segment, rounded up to a power of two: a compiled layer sees few values of it, and
+             the kernel only needs to know that none is longer
     """
 
     starts: tuple[int, ...]
@@ -39,7 +40,7 @@ class Segments:
         lengths = [b - a for a, b in pairwise(starts)]
         if not lengths or starts[0] != 0 or min(lengths) <= 0:
             raise ValueError(f"segment starts must rise from 0, got {starts[:8]}")
-        return cls(tuple(starts), torch.tensor(starts, dtype=torch.int32, device=device), max(lengths))
+        return cls(tuple(starts), torch.tensor(starts, dtype=torch.int32, device=device), 1 << (max(lengths) - 1).bit_length())
 
 
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
@@ -50,16 +51,16 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> T
     fits = q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16) and q_THD.shape[-1] % 8 == 0
     if fits and (kernel := _varlen()) is not None:
         return kernel(q_THD, k_TKD, v_TKD, segments)
-    return _per_document(q_THD, k_TKD, v_TKD, segments.starts)
+    return _per_document(q_THD, k_TKD, v_TKD, segments)
 
 
 @torch.compiler.disable  # its loop follows the documents of a batch: compiled, it would be compiled for each batch
-def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, starts: tuple[int, ...]) -> Tensor:
+def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
     q_HTD = q_THD.transpose(0, 1)
     k_HTD = _spread(k_TKD, q_THD.shape[1]).transpose(0, 1)
     v_HTD = _spread(v_TKD, q_THD.shape[1]).transpose(0, 1)
     # Split and not sliced: the gradient of a slice is as large as the whole, and filled with zeros for each document.
-    lengths = [b - a for a, b in pairwise(starts)]
+    lengths = [b - a for a, b in pairwise(segments.starts)]
     documents = zip(*(x_HTD[None].split(lengths, dim=2) for x_HTD in (q_HTD, k_HTD, v_HTD)), strict=True)
     # One call a document: batching documents of equal length would make a kernel's blocking depend on neighbours.
     parts = [functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0] for q, k, v in documents]

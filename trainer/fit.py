@@ -91,7 +91,8 @@ class Fit:
         self.ticker = Ticker(plan.steps) if world.first and not quiet else None
         self.metrics: Metrics | None = None
         torch.use_deterministic_algorithms(plan.deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a check for faults, and a tenth of a step
+        # A check for faults, and a good part of a step.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.micro = plan.micro_batch or 1
         self.sources = [source.name for source in plan.sources]
         self.model = build(plan, world)
