@@ -75,7 +75,7 @@ def ours(manifest: Path, sets: list[str], rank_device: Any = None) -> tuple[Call
         batch = run._next()
         measured = run.train_step(batch, run.now)
         run.now += 1
-        run.pending.append(Pending(measured, time.perf_counter() - began, 0.0))
+        run.pending.append(Pending(measured, batch, time.perf_counter() - began, 0.0))
         run.settle()
 
     return step, run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+def carried(values: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Host numbers as a tensor on a device, without waiting for what the device is doing."""
+    made = torch.tensor(values, dtype=dtype)
+    return made if torch.device(device).type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Segments:
         lengths = [b - a for a, b in pairwise(starts)]
         if not lengths or starts[0] != 0 or min(lengths) <= 0:
             raise ValueError(f"segment starts must rise from 0, got {starts[:8]}")
-        return cls(tuple(starts), torch.tensor(starts, dtype=torch.int32, device=device), 1 << (max(lengths) - 1).bit_length())
+        return cls(tuple(starts), carried(starts, torch.int32, device), 1 << (max(lengths) - 1).bit_length())
 
 
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
