@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint types bench clean
+.PHONY: help demo test test-long lint types bench bench-gpu clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -80,6 +80,9 @@ bench: $(VENV)/.installed-bench  ## run every benchmark in benchmarks/ (hours; e
 	for script in $$(grep -l __main__ benchmarks/*.py); do \
 	  echo "== $$script"; $(BIN)/python -m "benchmarks.$$(basename "$$script" .py)"; \
 	done
+
+bench-gpu: $(VENV)/.installed-train  ## training speed and MFU of two sizes on the GPUs of this machine
+	$(BIN)/python -m benchmarks.train --gpu
 
 clean:  ## remove the environment, the demo and all caches
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,13 +20,20 @@ from torch import Tensor
 from torch.nn import functional
 
 
+def carried(values: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Host numbers as a tensor on a device, without waiting for what the device is doing."""
+    made = torch.tensor(values, dtype=dtype)
+    return made if torch.device(device).type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Segments:
     """Where documents begin in T tokens laid end to end.
 
     starts   host numbers, first 0, last T, rising: segment i is starts[i] .. starts[i + 1]
     cu       the same as int32 on the device, the form that the flash kernel takes
-    longest  tokens of the longest segment
+    longest  tokens of the longest segment, rounded up to a power of two: a compiled layer sees few values of it, and
+             the kernel only needs to know that none is longer
     """
 
     starts: tuple[int, ...]
@@ -39,7 +46,7 @@ class Segments:
         lengths = [b - a for a, b in pairwise(starts)]
         if not lengths or starts[0] != 0 or min(lengths) <= 0:
             raise ValueError(f"segment starts must rise from 0, got {starts[:8]}")
-        return cls(tuple(starts), torch.tensor(starts, dtype=torch.int32, device=device), max(lengths))
+        return cls(tuple(starts), carried(starts, torch.int32, device), 1 << (max(lengths) - 1).bit_length())
 
 
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
@@ -50,21 +57,19 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> T
     fits = q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16) and q_THD.shape[-1] % 8 == 0
     if fits and (kernel := _varlen()) is not None:
         return kernel(q_THD, k_TKD, v_TKD, segments)
-    return _per_document(q_THD, k_TKD, v_TKD, segments.starts)
+    return _per_document(q_THD, k_TKD, v_TKD, segments)
 
 
 @torch.compiler.disable  # its loop follows the documents of a batch: compiled, it would be compiled for each batch
-def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, starts: tuple[int, ...]) -> Tensor:
+def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
     q_HTD = q_THD.transpose(0, 1)
     k_HTD = _spread(k_TKD, q_THD.shape[1]).transpose(0, 1)
     v_HTD = _spread(v_TKD, q_THD.shape[1]).transpose(0, 1)
+    # Split and not sliced: the gradient of a slice is as large as the whole, and filled with zeros for each document.
+    lengths = [b - a for a, b in pairwise(segments.starts)]
+    documents = zip(*(x_HTD[None].split(lengths, dim=2) for x_HTD in (q_HTD, k_HTD, v_HTD)), strict=True)
     # One call a document: batching documents of equal length would make a kernel's blocking depend on neighbours.
-    parts = [
-        functional.scaled_dot_product_attention(
-            q_HTD[None, :, a:b], k_HTD[None, :, a:b], v_HTD[None, :, a:b], is_causal=True
-        )[0]
-        for a, b in pairwise(starts)
-    ]
+    parts = [functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0] for q, k, v in documents]
     return torch.cat(parts, dim=1).transpose(0, 1)
 
 

@@ -93,7 +93,7 @@ class Canvas:
                 continue
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
             if isinstance(shape, Area):
-                parts.append(f'<polygon points="{points}" fill="{shape.color}"/>')
+                parts.append(f'<polygon points="{points}" fill="{shape.color}" shape-rendering="crispEdges"/>')
             else:
                 parts.append(f'<polyline points="{points}" fill="none" stroke="{shape.color}" stroke-width="{shape.width}"/>')
         return "\n".join([*parts, "</svg>"])

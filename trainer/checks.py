@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from stages.contract.epochs import GROUP_WINDOW
+from stages.contract.interleave import MOST_SLOTS
 from stages.contract.mixture import Mixture
 from stages.contract.order import Order
+from stages.contract.problem import printable
+from trainer.devices import GPUS, find_gpu
 from trainer.draft import Draft
 from trainer.figures import in_unit, span
 from trainer.planned import Note
@@ -30,7 +35,9 @@ def all_of(draft: Draft, values: Values) -> None:
     check_speed(draft, values)
     check_holdout(draft)
     check_vocabulary(draft)
-    check_shard(draft)
+    check_shard(draft, values)
+    check_gpu(draft, values)
+    check_saves(draft, values)
 
 
 def check_shape(draft: Draft, values: Values) -> None:
@@ -123,12 +130,58 @@ def check_vocabulary(draft: Draft) -> None:
         draft.error("C017", message, ("model", "vocab_size"), f"write model.vocab_size: {real:_}", "leave it out")
 
 
-def check_shard(draft: Draft) -> None:
-    """A number of groups belongs to hybrid sharding."""
+def check_shard(draft: Draft, values: Values) -> None:
+    """Whether heads, layers and devices can be cut as `parallel` says."""
     parallel = draft.config.parallel
+    shape: ModelShape | None = values.shape
+    tensor, pipeline = parallel.tensor_parallel, parallel.pipeline_parallel
+    if shape is not None and (shape.heads % tensor or shape.kv_heads % tensor):
+        fitting = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0 and n.bit_count() == 1]
+        message = f"{tensor} devices cannot share {shape.heads} heads and {shape.kv_heads} key heads evenly"
+        draft.error("P001", message, ("parallel", "tensor_parallel"), f"tensor_parallel may be {', '.join(map(str, fitting))}")
+    if shape is not None and pipeline > shape.layers:
+        message = f"{pipeline} pipeline stages for {shape.layers} layers: some would be empty"
+        draft.error("P001", message, ("parallel", "pipeline_parallel"), f"write at most {shape.layers}")
+    replicas, devices = parallel.replicas, values.get("batch.data_parallel")
+    if replicas is not None and devices is not None and devices % replicas:
+        fitting = [n for n in range(1, int(devices) + 1) if devices % n == 0]
+        message = f"{devices:,.0f} data-parallel devices cannot be cut into {replicas} equal groups"
+        draft.error("P001", message, ("parallel", "replicas"), f"replicas may be {', '.join(map(str, fitting))}")
     if parallel.replicas is not None and parallel.shard != "hybrid":
         message = f"parallel.replicas is given, but parallel.shard is {parallel.shard}"
         draft.error("C017", message, ("parallel", "replicas"), "write parallel.shard: hybrid", "leave replicas out")
+
+
+def check_phases(draft: Draft, mixture: Mixture) -> None:
+    """A phase has as many sequences as the data order can count."""
+    for phase in mixture.phases:
+        count = phase.planned * phase.batch
+        if count > MOST_SLOTS:
+            message = f"phase {phase.name} has {count:,} sequences of {phase.seq_len:,}; the data order counts {MOST_SLOTS:,}"
+            draft.error("C005", message, ("data", "total_tokens"),
+                        f"cut it into {-(-count // MOST_SLOTS)} phases of the same mix", "raise model.seq_len")  # fmt: skip
+
+
+def check_gpu(draft: Draft, values: Values) -> None:
+    """A GPU that is named must be known, or described."""
+    name = draft.config.hardware.gpu
+    if name is None or find_gpu(name) is not None:
+        return
+    lacking = [key for key in ("peak_flops", "gpu_memory") if f"hardware.{key}" not in values.known]
+    if lacking:
+        message = f"nothing is known of the GPU {printable(name)}: time or memory cannot be worked out"
+        known = ", ".join(gpu.name for gpu in GPUS)
+        keys = " and ".join(f"hardware.{key}" for key in lacking)
+        draft.warn(message, ("hardware", "gpu"), f"give {keys}, from its data sheet", f"known: {known}")
+
+
+def check_saves(draft: Draft, values: Values) -> None:
+    """Saves must not take longer than what lies between them."""
+    interval, save = values.get("checkpoint.interval"), values.get("checkpoint.save_time")
+    if interval is not None and save is not None and interval < save and draft.given(("checkpoint", "save_every_steps")):
+        steps = max(1, math.ceil(10 * save / values.number("run.step_time")))
+        message = f"a save takes {span(save)}, and they are {span(interval)} apart"
+        draft.warn(message, ("checkpoint", "save_every_steps"), f"write checkpoint.save_every_steps: {steps:_}, and they take a tenth of the time")
 
 
 def note_order(draft: Draft, mixture: Mixture, order: Order, packed: bool) -> None:

@@ -345,7 +345,7 @@ def _show(output: Output, solved: Plan, err: bool = False) -> None:
         output.emit("plan", solved.to_json())
         return
     if not (output.quiet and err):
-        click.echo(plan_text(solved), err=err)
+        click.echo(plan_text(solved, brief=err), err=err)
     for problem in solved.problems:
         output.say(render(problem))
 

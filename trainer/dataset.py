@@ -68,7 +68,7 @@ class TokenDataset(IterableDataset[dict[str, torch.Tensor]]):
             raise SpecError(Problem("C017", "overrides change a plan.yaml; this plan is resolved already"))
         self.plan = plan
         self.micro, self.shifted = micro, shifted
-        self.loader = Loader(folders, plan, read, allocate=_pinned if pin else np.empty)
+        self.loader = Loader(folders, plan, read, allocate=pinned if pin else np.empty)
         self._step = self._item = 0
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -117,5 +117,6 @@ class TokenDataset(IterableDataset[dict[str, torch.Tensor]]):
         self._step, self._item = state["step"], state["item"]
 
 
-def _pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array in pinned memory, from which copies to a GPU do not wait."""
     return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True).numpy()

@@ -118,10 +118,12 @@ class Equation:
             exact = self.right(known)
         else:
             one = self.right({**known, name: 1.0})
-            if not one or not known[self.left]:
+            if not one or (name in self.divisors and not known[self.left]):
                 return None
             exact = known[self.left] / one if name in self.factors else one / known[self.left]
-        return self.whole(name, exact)
+        near = 2 ** max(0, round(math.log2(exact))) if FIELDS[name].powers and exact > 0 else 0
+        # A power of two also where it leaves a part of the last pass empty.
+        return near if near and self.tolerance and self.agrees({**known, name: near}) else self.whole(name, exact)
 
     def whole(self, name: str, exact: float) -> float | None:
         """The usable value nearest to an exact one, or the next above it for what is rounded up."""
@@ -132,9 +134,6 @@ class Equation:
             return round(exact)
         if name in self.up:
             return max(1, math.ceil(exact * (1 - 1e-12)))
-        near = 2 ** max(0, round(math.log2(exact))) if exact > 0 else 0
-        if field.powers and near and abs(near / exact - 1) <= AGREEMENT:
-            return near
         whole = round(exact)
         if self.tolerance == 0 and abs(whole - exact) > 1e-9:
             return None
@@ -147,12 +146,11 @@ class Equation:
             return True
         if self.tolerance == 0:
             return False
-        return any(self._explained(name, known) for name in self.fields)
+        rounded = (name for name in self.fields if name in self.up or FIELDS[name].unit == "steps")
+        return any(self._explained(name, known) for name in rounded)
 
     def _explained(self, name: str, known: Mapping[str, float]) -> bool:
         """Whether this field is the whole number that the others make of it."""
-        if FIELDS[name].unit not in COUNTED:
-            return False
         made = self.solve(name, known)
         if made is None:
             return False

@@ -12,7 +12,7 @@ import gc
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from stages.contract.problem import Problem, RunError
 from trainer import checkpoint, extend, guard, incident, noise, oom, sinks
 from trainer.checkpoint import Checkpoint, Save, Stamp
+from trainer.dataset import pinned
 from trainer.evaluate import Held, evaluate
 from trainer.flops import definition, peak_of, token_flops
 from trainer.guard import Ruling, Verdict
@@ -57,9 +58,11 @@ class End:
 
 @dataclass(frozen=True)
 class Pending:
-    """A step that the host has not looked at yet, how long it took and how long it waited for its batch, in seconds."""
+    """A step that the host has not looked at yet, how long it took and how long it waited for its batch, in seconds.
+    Its batch stays with it: the device may still be copying from its memory."""
 
     measured: Measured
+    batch: Batch
     seconds: float
     waited: float
 
@@ -80,6 +83,8 @@ class Fit:
         """emit  gets, on rank 0, every evaluation and every `log_every_steps`th step (for `--json`)"""
         self.asked = self.plan = plan  # `plan` may come to pass over some data, or go on from an earlier edit
         self.loader, self.out, self.world, self.stop = loader, out, world, stop
+        if world.device.type == "cuda":
+            loader.allocate = pinned
         self.emit = emit
         self.root = out / "checkpoints"
         self.state = State()
@@ -88,9 +93,12 @@ class Fit:
         self.saving: Save | None = None
         self.healthy: int | None = None  # the newest checkpoint that no bad step is near
         self.began = self.saved_at = time.monotonic()
+        self.settled = time.perf_counter()  # when the host looked last, evaluations and saves behind it
         self.ticker = Ticker(plan.steps) if world.first and not quiet else None
         self.metrics: Metrics | None = None
         torch.use_deterministic_algorithms(plan.deterministic)
+        # A check for faults, and a good part of a step.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.micro = plan.micro_batch or 1
         self.sources = [source.name for source in plan.sources]
         self.model = build(plan, world)
@@ -243,7 +251,7 @@ class Fit:
             except (RuntimeError, MemoryError) as error:
                 raise self._explained(error) from error
             self.window.after(self.now, waited, self.say)
-            self.pending.append(Pending(measured, time.perf_counter() - began, waited))
+            self.pending.append(Pending(measured, batch, time.perf_counter() - began, waited))
             self.now += 1
             end = self._boundary()
         self.finish_saving()
@@ -309,6 +317,7 @@ class Fit:
             end = End(PREEMPTED, "stop.after_steps is reached")
         if end or save_due or by_time or (best and rules.keep_best):
             self.save()
+        self.settled = time.perf_counter()
         return end
 
     # -- looking at steps
@@ -320,6 +329,10 @@ class Fit:
         vectors = torch.stack([one.measured.numbers for one in self.pending]).tolist()
         whole = torch.stack([one.measured.whole for one in self.pending]).tolist()
         pending, self.pending = self.pending, []
+        if self.world.device.type == "cuda":  # what the host took to enqueue a step says nothing
+            each = (time.perf_counter() - self.settled) / len(pending)
+            pending = [replace(one, seconds=each) for one in pending]
+        self.settled = time.perf_counter()
         for one, some, ints in zip(pending, vectors, whole, strict=True):
             numbers = Numbers.read(some, ints, self.sources, self.world.size)
             step = one.measured.step

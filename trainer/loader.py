@@ -112,7 +112,7 @@ class Loader:
         self.manifests = manifests
         self.folders = [_folder(path) for path in folders]
         self._prefetch = prefetch
-        self._allocate = allocate
+        self.allocate = allocate
         self._eos = manifests[0].tokenizer.eos_id
         self._shelf = Shelf(token_dtype(manifests[0].tokenizer.vocab_size))
         at = {
@@ -275,7 +275,7 @@ class Loader:
     def _assemble(self, spans: np.ndarray, documents_S: np.ndarray, source_N: np.ndarray, length: int) -> _Rows:
         tokens, at = self._shelf.gather(spans)
         # One large array: its pages are given, and taken back, at once.
-        input_ids, labels, positions = self._allocate((3, len(source_N), length), np.int64)
+        input_ids, labels, positions = self.allocate((3, len(source_N), length), np.int64)
         masked = self.plan.mask_documents
         row_S, place_S, count_S = (spans[name].copy() for name in ("row", "place", "count"))
         fill_rows(tokens, at, row_S, place_S, count_S, self._eos, masked, input_ids, labels, positions)

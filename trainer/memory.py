@@ -5,9 +5,11 @@ keys, F feed-forward, H heads, V vocabulary, T tokens of a pass, S devices that 
 bytes of the compute format. Weights, gradients and moments are fp32; no copy in another format stays.
 
 A layer keeps for the backward pass, for each token (flash attention, fused norms):
-    none       16 D + 4 K + 8 F + 4 H + 8     the norms keep an fp32 copy of their input, 4 D each
+    none       18 D + 6 K + 8 F + 4 H + 8     the norms keep an fp32 copy of their input, 4 D each
     selective   8 D + 4 K + 4 F               the results of matrix products, and the input of the layer
     full        2 D                           the input of the layer
+and, without checkpointing, c (D (D + 2 K) + 2 D F) whatever the tokens: weights that are multiplied at once are copied
+next to each other, and the copy is kept.
 The moments: the loss (all activations, logits of a chunk), the backward pass of the last, the last but one and the first
 layer (what it computes again, gathered weights, gradients on their way), the last reduction (gradients of embedding and
 head), the update. `trainer plan --trace` checks them against PyTorch's tracer.
@@ -114,7 +116,15 @@ def kept_bytes(setting: Setting, mode: Recompute) -> float:
     norm = 4 * width
     if setting.on_cpu:  # no fused norm, and keys are repeated for the queries that share them
         norm, keys = 8 * width, width
-    return 2 * norm + size * (4 * width + 2 * keys + 4 * ffn) + 4 * shape.heads + 8
+    return 2 * norm + size * (5 * width + 3 * keys + 4 * ffn) + 4 * shape.heads + 8
+
+
+def joined_bytes(setting: Setting) -> float:
+    """Bytes of the weights of a layer that lie next to each other for one product: query, key, value; gate, up."""
+    shape = setting.shape
+    keys = shape.kv_heads * shape.head_dim
+    size = 4 if setting.compute == "fp32" else 2
+    return size * shape.width * (shape.width + 2 * keys + 2 * shape.ffn) / setting.tensor
 
 
 def ledger(setting: Setting) -> Ledger:
@@ -188,7 +198,8 @@ def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
     parts = _held(setting, sizes, 0.0)
     kept = sizes.flight * sizes.layers * kept_bytes(setting, setting.recompute) * tokens
     last = tokens * (4 * shape.width + 4 + size * shape.width)
-    parts["activations"] = (kept + last) / setting.tensor + _rotary(setting, sizes)
+    joined = sizes.flight * sizes.layers * joined_bytes(setting) if setting.recompute == "none" else 0.0
+    parts["activations"] = (kept + last) / setting.tensor + joined + _rotary(setting, sizes)
     parts["gathered layers"] = _gathered(setting, sizes, 1 if setting.spread > 1 else 0)
     parts["logits"] = (LOGIT_BYTES * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
     parts["working set"] = size * shape.width * max(0, tokens - chunk)
@@ -197,24 +208,26 @@ def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
 
 def _backward(setting: Setting, sizes: _Sizes) -> Iterator[Ledger]:
     """The backward pass of the last, the last but one and the first layer: in its feed-forward part, and at its end."""
-    last = sizes.layers - 1
+    shape, alone, last = setting.shape, setting.spread == 1, sizes.layers - 1
+    own, again = _own_layer(setting, sizes)
+    joined = joined_bytes(setting)
+    held = joined if setting.recompute == "none" else 0.0
+    head = sizes.size * shape.vocab_size * shape.width / setting.tensor
+    inside = setting.tokens * again / setting.tensor + sizes.size * shape.width * shape.ffn / setting.tensor + joined - held
+    end = 10 * shape.width * setting.tokens / setting.tensor
     for layer in sorted({last, max(0, last - 1), 0}, reverse=True):
-        parts = _held(setting, sizes, (last - layer) * sizes.block)
-        before = 4 * sizes.block if layer < last else 0.0  # the gradients of the layer behind, on their way
-        head = sizes.size * setting.shape.vocab_size * setting.shape.width / setting.tensor
-        own, again = _own_layer(setting, sizes)
-        stored = (sizes.flight * sizes.layers - (sizes.layers - layer)) * kept_bytes(setting, setting.recompute)
-        weight = sizes.size * setting.shape.width * setting.shape.ffn / setting.tensor
-        inside = head + before + setting.tokens * again / setting.tensor + weight
-        end = head + before + sizes.size * sizes.block
-        if setting.spread == 1:
-            end = head + 12.5 * sizes.block
-        end += 10 * setting.shape.width * setting.tokens / setting.tensor
-        alone = setting.spread == 1
-        for kept, new, blocks in ((stored + own, inside, 1 if alone else 2), (stored, end, 0 if alone else 2)):
-            parts = dict(parts)
+        on_its_way = 4 * sizes.block if layer < last else 0.0  # the gradients of the layer behind
+        stored = sizes.flight * sizes.layers - (sizes.layers - layer)
+        kept = setting.tokens * stored * kept_bytes(setting, setting.recompute) / setting.tensor + stored * held
+        reduced = 12.5 * sizes.block if alone else on_its_way + sizes.size * sizes.block
+        moments = (
+            (kept + setting.tokens * own / setting.tensor + held, head + on_its_way + inside, 1 if alone else 2),
+            (kept, head + reduced + end, 0 if alone else 2),
+        )
+        for activations, new, blocks in moments:
+            parts = _held(setting, sizes, (last - layer) * sizes.block)
             parts["gathered layers"] = _gathered(setting, sizes, blocks)
-            parts["activations"] = setting.tokens * kept / setting.tensor + _rotary(setting, sizes)
+            parts["activations"] = activations + _rotary(setting, sizes)
             parts["working set"] = new
             yield Ledger(f"backward pass of layer {layer + 1}", parts, setting.on_cpu)
 
@@ -228,8 +241,8 @@ def _own_layer(setting: Setting, sizes: _Sizes) -> tuple[float, float]:
         return whole - size * ffn, size * (3 * ffn + width)
     if setting.recompute == "full":
         return size * width, whole + size * (2 * ffn + width)
-    kept = size * (2 * ffn + keys + 2 * width)
-    return kept, whole - size * (keys + 2 * ffn) + size * (2 * ffn + width)
+    kept = size * (2 * ffn + 2 * keys + 3 * width)
+    return kept, whole - size * (width + 2 * keys + 2 * ffn) + size * (2 * ffn + width)
 
 
 def _reduction(setting: Setting, sizes: _Sizes) -> Ledger:

@@ -58,9 +58,9 @@ class Attention(nn.Module):
     def forward(self, x_TD: Tensor, rotation: tuple[Tensor, Tensor], segments: Segments) -> Tensor:
         """(T, D) -> (T, D)."""
         tokens = x_TD.shape[0]
-        q = self.q_proj(x_TD).view(tokens, self.heads, self.head_width)
-        k = self.k_proj(x_TD).view(tokens, self.kv_heads, self.head_width)
-        v = self.v_proj(x_TD).view(tokens, self.kv_heads, self.head_width)
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        joined = at_once(x_TD, self.q_proj, self.k_proj, self.v_proj).view(tokens, -1, self.head_width)
+        q, k, v = joined.split(heads, dim=1)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         out_THD = attend(rotate(q, rotation), rotate(k, rotation), v, segments)
@@ -78,7 +78,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """(T, D) -> (T, D)."""
-        return self.down_proj(functional.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+        gate, up = at_once(x_TD, self.gate_proj, self.up_proj).chunk(2, dim=-1)
+        return self.down_proj(functional.silu(gate) * up)
+
+
+def at_once(x_TD: Tensor, *projections: nn.Linear) -> Tensor:
+    """The outputs of linear layers next to each other: one large matrix product is faster than several small ones."""
+    return functional.linear(x_TD, torch.cat([projection.weight for projection in projections]))
 
 
 class Block(nn.Module):

@@ -57,4 +57,4 @@ def ways_out(plan: Plan, step: int, micro: int, ranks: int) -> list[str]:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.1f} MiB"

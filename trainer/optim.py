@@ -12,12 +12,13 @@ Muon     orthogonalised momentum of the matrices in layers (Jordan et al. 2024),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from stages.contract.problem import Problem, RunError
 from trainer.parallel import local_box
@@ -244,8 +245,9 @@ class Updater:
             for parameter in (p for group in part.param_groups for p in group["params"]):
                 assert parameter in names, "a parameter of the optimizer is not the model's: it is gathered"
                 _fill(part, parameter)
-                state = part.state[parameter]
-                found.update({f"{names[parameter]}.{field}": tensor for field, tensor in state.items()})
+                for field, tensor in part.state[parameter].items():
+                    plain = _plain(tensor)
+                    found.update({f"{names[parameter]}.{field}{end}": one for end, one in plain.items()})
         return dict(sorted(found.items()))
 
     def forget(self) -> None:
@@ -265,10 +267,34 @@ def _fill(part: torch.optim.Optimizer, parameter: Tensor) -> None:
     state = part.state[parameter]
     if isinstance(part, Gated):
         part.fill(parameter)
+    elif not state and not isinstance(part, torch.optim.AdamW):
+        state["step"] = torch.tensor(0.0)  # as torchao begins it
+        state["exp_avg"] = part._new_buffer(parameter, True)  # type: ignore[attr-defined]
+        state["exp_avg_sq"] = part._new_buffer(parameter, False)  # type: ignore[attr-defined]
     elif not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+def _plain(tensor: Tensor) -> dict[str, Tensor]:
+    """The tensors that a checkpoint holds of one: itself, or the codes and scales of one in 8 bits, which share its
+    memory. RunError where these would not cut into the same pieces on other ranks."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not hasattr(local, "codes"):
+        return {"": tensor}
+    parts = {f"_{name}": getattr(local, name).view(-1) for name in ("codes", "scale")}
+    if not isinstance(tensor, DTensor):
+        return parts
+    pieces = math.prod(tensor.device_mesh.size(i) for i, p in enumerate(tensor.placements) if isinstance(p, Shard))
+    if tensor.shape[0] % pieces:
+        message = f"AdamW8bit cannot be saved: {tensor.shape[0]:,} rows of a matrix cannot be cut into {pieces} equal parts"
+        raise RunError(Problem("T002", message, repairs=("choose a number of ranks that divides the model's widths",)))
+    mesh, places = tensor.device_mesh, tensor.placements
+    return {
+        end: DTensor.from_local(one, mesh, places, shape=torch.Size([len(one) * pieces]), stride=(1,))
+        for end, one in parts.items()
+    }
 
 
 def _eight_bit(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:

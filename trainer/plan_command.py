@@ -93,10 +93,11 @@ def trace(output: Output, found: Study) -> int:
         repairs = ("pip install 'gristmill[train]'", "leave --trace out: the ledger needs no torch")
         raise RunError(Problem("R007", f"tracing needs {error.name}", repairs=repairs)) from error
     passes = min(setting.passes, 2)  # more passes repeat the second
-    case = Case(setting.shape, setting.rows, setting.seq_len, setting.spread, setting.recompute, passes,
-                setting.compute, "AdamW", setting.on_cpu)  # fmt: skip
-    own, traced = ledger(replace(setting, passes=passes, shard="full", devices=setting.spread, tensor=1, pipeline=1,
-                                 optimizer="AdamW")), traced_of(case)  # fmt: skip
+    groups = setting.devices // setting.spread if setting.shard == "hybrid" else 1
+    case = Case(setting.shape, setting.rows, setting.seq_len, setting.devices, setting.recompute, passes,
+                setting.compute, "AdamW", setting.on_cpu, setting.shard, groups)  # fmt: skip
+    own = ledger(replace(setting, passes=passes, tensor=1, pipeline=1, optimizer="AdamW"))
+    traced = traced_of(case)
     apart = own.used / traced.total - 1
     counted, ours = flops_per_token(setting.shape, setting.seq_len), token_flops(setting.shape, setting.seq_len)
     code = 3 if abs(apart) > TRACE_NEAR else 0

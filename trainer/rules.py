@@ -121,8 +121,11 @@ def _global_tokens(values: Values) -> Number | None:
         return None
     wanted = ladder_batch(parameters)
     wanted = min(wanted, (values.get("data.total_tokens") or wanted * 100) / 100)
-    seq = int(seq_len)
-    return max(seq, (1 << (max(1, int(wanted)).bit_length() - 1)) // seq * seq)
+    unit = int(seq_len)  # and of what is given of its factors, so that no pass is partly empty
+    for name in ("batch.micro_batch_size", "batch.data_parallel", "batch.grad_accum_steps"):
+        given = values.given.get(name)
+        unit *= given if isinstance(given, int) else 1
+    return max(unit, (1 << (max(1, int(wanted)).bit_length() - 1)) // unit * unit)
 
 
 def _micro_batch(values: Values) -> Number | None:

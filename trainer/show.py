@@ -23,6 +23,9 @@ HEADINGS = (
     ("checkpoints", ("checkpoint", "monitoring")),
 )
 
+#: What follows from others and is shown even so before a run.
+BRIEFLY = frozenset({"lr_schedule.total_steps", "run.wall_time", "memory.total", "model.shape", "data.first_read_out"})
+
 
 def values_text(notes: Sequence[Note]) -> list[str]:
     """Every value with its origin and reason, under headings."""
@@ -42,9 +45,10 @@ def head_text(name: str, digest: str | None) -> str:
     return f"{printable(name)}   {word}   given ●  follows ○  free ·"
 
 
-def plan_text(plan: Plan) -> str:
-    """Values with their origin and reason, phases, sources; no newline at the end."""
-    lines = [head_text(plan.name, plan.digest), "", *values_text(plan.notes), ""]
+def plan_text(plan: Plan, brief: bool = False) -> str:
+    """Values with their origin and reason, phases, sources; no newline at the end. `brief` leaves out what follows."""
+    notes = [note for note in plan.notes if not brief or note.origin != "derived" or note.key in BRIEFLY]
+    lines = [head_text(plan.name, plan.digest), "", *values_text(notes), ""]
     return "\n".join([*lines, *run_text(plan)])
 
 

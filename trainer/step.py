@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer import guard
+from trainer.attention import carried
 from trainer.evaluate import to_device
 from trainer.guard import Judge, Scaler, Verdict
 from trainer.loader import Batch
@@ -107,7 +108,7 @@ class Stepper:
         torch.manual_seed(seed_of("step", plan.seed, step, world.rank))
         first_slot = world.rank * phase.batch // world.size
         whole = [batch.targets, *digest_parts(batch, first_slot)]
-        whole_5 = world.summed(torch.tensor(whole, dtype=torch.int64, device=world.device))
+        whole_5 = world.summed(carried(whole, torch.int64, world.device))
         targets = whole_5[0].clamp_min(1).float()
         if (sophia := self.updater.sophia) is not None and step % plan.optimizer.curvature_every == 0:
             self._look_at_curvature(batch, step, first_slot, targets)
@@ -156,7 +157,7 @@ class Stepper:
             tokens, positions, segments, labels = to_device(micro, device)
             losses = self.model(tokens, positions, segments, labels)
             (losses.sum() * (self.scaler.scale / targets)).backward()
-            source_B = torch.as_tensor(micro["source"]).to(device, torch.int64)
+            source_B = carried(micro["source"].tolist(), torch.int64, device)
             rows = (len(source_B), -1)
             sums[0].index_add_(0, source_B, losses.detach().double().view(rows).sum(1))
             sums[1].index_add_(0, source_B, (labels >= 0).double().view(rows).sum(1))

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stages.contract.problem import Problem, RunError
 from trainer import attention, loss, model, optim, parallel
 from trainer.attention import Segments
+from trainer.config import Shard
 from trainer.planned import OptimizerPlan
 from trainer.shape import ModelShape
 
@@ -45,17 +46,22 @@ class Traced:
 
 @dataclass(frozen=True)
 class Case:
-    """What is traced: a model on one device of `shards`, `rows` sequences in a pass, `passes` passes in a step."""
+    """What is traced: a model on one of `devices`, `rows` sequences in a pass, `passes` passes in a step.
+
+    groups  of `hybrid`
+    """
 
     shape: ModelShape
     rows: int
     seq_len: int
-    shards: int = 1
+    devices: int = 1
     recompute: model.Recompute = "none"
     passes: int = 1
     compute: str = "bf16"
     optimizer: str = "AdamW"
     on_cpu: bool = False
+    shard: Shard = "full"
+    groups: int = 2
 
 
 def trace(case: Case) -> Traced:
@@ -70,19 +76,23 @@ def trace(case: Case) -> Traced:
 
     if dist.is_initialized():
         raise RunError(Problem("R009", "a process group is there already; tracing needs a process of its own"))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.shards)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.devices)
     try:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (case.shards,), mesh_dim_names=("shard",))
+        groups = {"none": case.devices, "hybrid": case.groups}.get(case.shard, 1)
+        axes = dist.device_mesh.init_device_mesh(
+            "cpu", (groups, case.devices // groups), mesh_dim_names=("replica", "shard")
+        )
+        mesh = axes if groups > 1 else axes["shard"]
         with _kernels(case.on_cpu), FakeTensorMode(allow_non_fake_inputs=True):
             net = _sharded(case, mesh)
             rule = OptimizerPlan(case.optimizer, 0.9, 0.95, 1e-8, 0.1, 1.0)  # type: ignore[arg-type]
             optimizer: Any = optim.Updater(net, rule).parts[-1]
             inputs = _inputs(case)
-            _step(net, optimizer, inputs, 1)  # makes the optimizer's state, and caches of torch that are no memory
+            _step(case, net, optimizer, inputs)  # makes the optimizer's state, and caches of torch that are no memory
             tracker = FSDPMemTracker(net, optimizer)
             tracker.track_inputs(inputs[:2])
             with tracker:
-                _step(net, optimizer, inputs, case.passes, tracker.reset_mod_stats)
+                _step(case, net, optimizer, inputs, tracker.reset_mod_stats)
             snapshot = tracker.get_tracker_snapshot("peak")
     finally:
         dist.destroy_process_group()
@@ -90,9 +100,10 @@ def trace(case: Case) -> Traced:
 
 
 def _step(
-    net: nn.Module, optimizer: Any, inputs: tuple[Any, ...], passes: int, after: Callable[[], None] | None = None
+    case: Case, net: nn.Module, optimizer: Any, inputs: tuple[Any, ...], after: Callable[[], None] | None = None
 ) -> None:
-    for _ in range(passes):
+    for number in range(case.passes):
+        parallel.before_pass(net, case.shard, number == case.passes - 1)
         net(*inputs).sum().backward()
         if after is not None:
             after()
@@ -114,7 +125,7 @@ def _sharded(case: Case, mesh: Any) -> nn.Module:
     """The model, sharded as a run shards it."""
     net = model.Llama(case.shape, case.recompute)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.compute, torch.float32)
-    parallel.shard(net, net.model.layers, mesh, "full", compute)
+    parallel.shard(net, net.model.layers, mesh, case.shard, compute)
     return net
 
 

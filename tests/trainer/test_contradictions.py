@@ -25,6 +25,12 @@ PLANS = {
     "slow": "model: {params: 7B}\nhardware: {gpus: 8, gpu: H100, tokens_per_second: 15_000}\nstop: {max_time: 30d}\n",
     "memory": "model: {params: 7B, seq_len: 4096}\nbatch: {micro_batch_size: 4}\nhardware: {gpus: 8, gpu: A100 40GB}\n",
     "shape": "model: {params: 1M, vocab_size: 100_000}\n",
+    "long-phase": "model: {params: 7B, seq_len: 2}\ndata: {total_tokens: 140B}\n",
+    "heads": "model: {params: 124M}\nparallel: {tensor_parallel: 8}\n",
+    "stages": "model: {width: 256, layers: 4}\nparallel: {pipeline_parallel: 8}\n",
+    "groups": "batch: {data_parallel: 8}\nparallel: {shard: hybrid, replicas: 3}\n",
+    "unknown-gpu": "hardware: {gpu: Frobnicator 9000, gpus: 8}\n",
+    "saves": "model: {params: 7B}\nbatch: {global_tokens: 64k}\ncheckpoint: {save_every_steps: 10}\nhardware: {gpus: 64, gpu: H100}\n",
     "replicas": "parallel: {shard: full, replicas: 2}\n",
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stages.contract.manifest import Lengths, ShardEntry
+from stages.contract.manifest import Lengths, ShardEntry, load_manifest
 from stages.contract.mixture import Request, resolve_mixture
+from tests.trainer.corpora import make_corpus, random_documents
 from tests.trainer.test_plan import manifest
 from trainer.config import read_plan
 from trainer.corpus import read_outs
@@ -100,3 +101,13 @@ def test_without_a_corpus_its_checks_are_named():
     assert "repeat limits" in bare.skipped
     assert not any(note.section == "sources" for note in bare.notes)
     assert study(read_plan(None, ["data.mix={web: 0.7, books: 0.2}"]), [], Machine("cuda")).failed
+
+
+def test_packed_rows_state_how_full_they_are(tmp_path):
+    sources = {"web": random_documents(200, 60), "books": random_documents(60, 60, seed=1)}
+    made = make_corpus(tmp_path, sources, pack=[64])
+    found = values(study(read_plan(None, ["model.seq_len=64", "data.total_tokens=8192"]), [load_manifest(made)], Machine()))
+    assert found["data.packing"].value == "best-fit"
+    assert 0.5 < found["data.fill"].number <= 1
+    padding = float(found["data.padding"].value.rstrip("%")) / 100
+    assert found["data.fill"].number == pytest.approx(1 - padding, abs=1e-4)

@@ -31,12 +31,13 @@ def shape_of(parameters: float, seq_len: int) -> ModelShape:
     return find_shape(Given(), int(parameters), 50_257, seq_len, 1e4, 1e-5)
 
 
-def compare(setting: Setting) -> None:
+def compare(setting: Setting, near: float = NEAR) -> None:
     from trainer.trace import Case, trace
 
-    case = Case(setting.shape, setting.rows, setting.seq_len, setting.spread, setting.recompute, setting.passes)
+    case = Case(setting.shape, setting.rows, setting.seq_len, setting.devices, setting.recompute, setting.passes,
+                shard=setting.shard, groups=setting.replicas or 1)  # fmt: skip
     traced, own = trace(case), ledger(setting)
-    assert own.used == pytest.approx(traced.total, rel=NEAR), (own, traced)
+    assert own.used == pytest.approx(traced.total, rel=near), (own, traced)
     assert own.parts["weights"] == pytest.approx(traced.parts["weights"], rel=0.001)
     assert own.parts["optimizer"] == pytest.approx(traced.parts["optimizer"], rel=0.001)
     if own.moment == "loss":
@@ -49,6 +50,13 @@ SMALL = ModelShape(512, 512, 3, 8, 2, 1408, 256, False, 1e4, 1e-5)
 @pytest.mark.parametrize(("mode", "devices", "passes"), [("none", 8, 1), ("selective", 1, 2), ("full", 8, 2)])
 def test_the_ledger_is_what_the_tracer_sees(mode, devices, passes):
     compare(Setting(SMALL, 4, 256, passes, devices, recompute=mode))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", ["none", "optimizer", "gradients", "hybrid"])
+def test_the_ledger_of_other_ways_to_shard(shard):
+    groups = 2 if shard == "hybrid" else None
+    compare(Setting(SMALL, 4, 256, 2, 8, shard, groups, recompute="full"), near=0.12)
 
 
 @pytest.mark.long

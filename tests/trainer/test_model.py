@@ -183,3 +183,25 @@ def test_drawn_labels_follow_the_probabilities_of_the_model(monkeypatch):
     assert float((drawn[8:] == exact[8:]).float().mean()) > 0.999
     monkeypatch.setattr("trainer.loss.CHUNK_ELEMENTS", 128 * 77)
     assert torch.equal(drawn, drawn_labels(hidden, lambda x: x @ table, labels, chance, 128))
+
+
+@pytest.mark.long
+def test_compiled_layers_compute_the_same_and_are_not_compiled_for_each_batch():
+    torch._dynamo.reset()
+    plain, compiled = model(), model()
+    for layer in compiled.model.layers:
+        layer.compile()
+    torch._dynamo.utils.counters.clear()
+    for seed, starts in enumerate(([0, 24], [0, 5, 24], [0, 3, 9, 24], [0, 1, 2, 3, 24], [0, 20, 24])):
+        tokens, found = ids(24, seed), []
+        positions = torch.cat([torch.arange(b - a) for a, b in pairwise(starts)])
+        for net in (plain, compiled):
+            net.zero_grad()
+            losses = net(tokens, positions, Segments.of(starts, "cpu"), tokens.roll(-1))
+            losses.sum().backward()
+            found.append((losses.detach(), net.lm_head.weight.grad.to_local().clone()))
+        assert torch.allclose(found[0][0], found[1][0], atol=1e-5)
+        assert torch.allclose(found[0][1], found[1][1], atol=1e-4)
+        if seed == 1:
+            before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before

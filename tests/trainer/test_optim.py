@@ -9,8 +9,9 @@ import torch
 from torch.optim._muon import _zeropower_via_newtonschulz as zeropower
 
 from stages.contract.problem import RunError
-from tests.trainer.tiny import ids, model
-from trainer import optim
+from tests.trainer.test_checkpoint import save
+from tests.trainer.tiny import SHAPE, ids, model
+from trainer import checkpoint, optim
 from trainer.attention import Segments
 from trainer.plan import OptimizerPlan
 
@@ -193,3 +194,23 @@ def test_a_missing_library_is_named_with_a_way_out(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
     with pytest.raises(RunError, match=r"AdamW8bit needs torchao[\s\S]*pip install torchao"):
         optim.Updater(model(), replace(PLAN, type="AdamW8bit"))
+
+
+def test_the_state_in_eight_bits_is_saved_and_comes_back_bit_for_bit(tmp_path):
+    pytest.importorskip("torchao")
+    shape = replace(SHAPE, width=64, ffn=128)
+    nets = [model(shape), model(shape)]
+    updaters = [optim.Updater(net, replace(PLAN, type="AdamW8bit")) for net in nets]
+    early = {name: (t.shape, t.dtype) for name, t in updaters[0].state_tensors().items()}
+    with_gradients(nets[0])
+    updaters[0].step(0.01, ONE, ONE)
+    tensors = [{"model": dict(n.named_parameters()), "optimizer": u.state_tensors()} for n, u in zip(nets, updaters, strict=True)]
+    assert early == {name: (t.shape, t.dtype) for name, t in tensors[0]["optimizer"].items()}
+    assert any(name.endswith("exp_avg_codes") and t.dtype == torch.uint8 for name, t in tensors[0]["optimizer"].items())
+    path = save(tmp_path, 1, tensors[0])
+    checkpoint.load(checkpoint.read(path), tensors[1])
+    nets[0].zero_grad()
+    for net, updater in zip(nets, updaters, strict=True):
+        with_gradients(net, 1)
+        updater.step(0.01, ONE, ONE)
+    assert all(torch.equal(values(nets[0])[name], value) for name, value in values(nets[1]).items())

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from tests.trainer.tiny import corpus, overrides, planned
 from trainer.plan import SchedulePlan
-from trainer.schedule import rate
+from trainer.schedule import rate, rate_at
 
 KINDS = ("cosine", "linear", "constant", "inverse-sqrt", "wsd")
 
@@ -53,3 +54,16 @@ def test_no_jumps_and_bounds(decay):
 def test_without_warmup_the_first_step_has_the_peak():
     for decay in KINDS:
         assert math.isclose(rate(schedule(decay, warmup=0, decay_tokens=10), 0), 1e-3)
+
+
+@pytest.mark.parametrize(("rule", "power"), [("none", 0.0), ("sqrt", 0.5), ("linear", 1.0)])
+def test_the_rate_follows_the_batch_of_a_phase(tmp_path, rule, power):
+    path = corpus(tmp_path / "corpus")
+    phases = "[{name: a, tokens: 2560}, {name: b, tokens: 2560, global_tokens: 1024}, {name: c, tokens: 2560, lr: 2e-2}]"
+    sets = [text for text in overrides(1) if not text.startswith("data.total")]
+    plan, _ = planned(path, *sets, f"data.phases={phases}", f"lr_schedule.batch_rule={rule}", "lr_schedule.decay=constant",
+                      "lr_schedule.warmup_steps=0")  # fmt: skip
+    rates = {phase.name: rate_at(plan, phase.first_step) for phase in plan.phases}
+    assert rates["a"] == pytest.approx(1e-2)
+    assert rates["b"] == pytest.approx(1e-2 * 4**power)
+    assert rates["c"] == pytest.approx(2e-2)

@@ -16,7 +16,7 @@ from trainer.plan import Study, study
 from trainer.rules import RULES
 from trainer.solver import Rule, Values, solve
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 #: Keys that a plan may give, with values that can be combined. `None` leaves a key out.
 KEYS = {
@@ -90,6 +90,10 @@ def test_a_value_taken_away_comes_back_or_is_free(chosen, random):
     if note.origin == "derived":
         before, after = float(full[name]), float(note.number)
         # Counted values are met within the agreement of equations, others within what is printed.
+        if name == "batch.global_tokens":  # its last pass may have been partly empty
+            sequences = float(full["batch.micro_batch_size"]) * float(full["batch.data_parallel"])
+            assert before * 0.98 <= after < before * 1.02 + sequences * float(full["model.seq_len"])
+            return
         near = 0.02 if FIELDS[name].unit in COUNTED or FIELDS[name].unit == "share" else 0.025
         assert after == pytest.approx(before, rel=near, abs=1)
     else:
