@@ -76,7 +76,7 @@ def read_task(
 
 def recorded(journal: Journal, key: str, inputs: SourceInputs, work: InputTask) -> list[PassRecord] | None:
     """The records of an input task if its files are still what they were: same size and mtime, or same content."""
-    records = _parts_of(journal, key)
+    records = parts_of(journal, key)
     if not records or records[-1].more:
         return None
     now = {(s.slice.uri, s.slice.start, s.slice.end): s for s in work.slices}
@@ -106,13 +106,13 @@ def done_before(plan: Plan, journal: Journal) -> tuple[int, int]:
 
 def begun(journal: Journal, key: str, work: InputTask) -> list[PassRecord]:
     """The parts that an attempt cut short has left, if the file has not been touched since."""
-    records = _parts_of(journal, key)
+    records = parts_of(journal, key)
     now = {s.slice.uri: (s.size, s.mtime_ns) for s in work.slices}
     untouched = all(now[f.uri] == (f.size, f.mtime_ns) for record in records for f in record.inputs)
     return records if records and records[-1].more and untouched else []
 
 
-def _parts_of(journal: Journal, key: str) -> list[PassRecord]:
+def parts_of(journal: Journal, key: str) -> list[PassRecord]:
     """The records under a key from part 0 on, up to the last part or the first that is missing."""
     records: list[PassRecord] = []
     while (record := journal.get(key, PassRecord, len(records))) is not None:

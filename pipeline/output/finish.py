@@ -247,9 +247,9 @@ def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntr
         holdout=held,
         bucket=member.bucket,
         inputs=Inputs(
-            files=len({f.uri for f in files}),
-            bytes=sum({f.uri: f.size for f in files}.values()),
-            digest=digest(canonical_json(sorted([f.uri, f.start, f.end, f.digest] for f in files))),
+            files=len({uri for uri, *_ in files}),
+            bytes=sum({uri: size for uri, *_, size in files}.values()),
+            digest=digest(canonical_json(sorted(list(f[:4]) for f in files))),
         ),
         funnel=_funnel(build, state, member),
     )
