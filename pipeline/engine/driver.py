@@ -143,7 +143,7 @@ class Driver:
         if isinstance(result, tuple) and isinstance(result[0], PassRecord):
             counts = result[0].counts
             documents, size = (counts[0].documents_in, counts[0].bytes_in) if counts else (0, 0)
-        self.events(TaskDone(name, happening.task.name, 0.0, documents, size))
+        self.events(TaskDone(name, happening.task.name, round(happening.seconds, 4), documents, size))
 
     def _after_failure(
         self, name: str, failed: Failed, deaths: Counter[str], results: Counter[str]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import builtins
 import sys
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic.dataclasses import dataclass
 from pydantic_core import core_schema
 
@@ -109,7 +109,7 @@ class InputFile(Record):
 class Part:
     """A run of documents in canonical order: `base` holds whole rows; `overlay`, if any, selects rows and replaces columns."""
 
-    source: str
+    source: Annotated[str, AfterValidator(sys.intern)]
     base: FileRef
     overlay: FileRef | None = None
     rows: int

@@ -9,6 +9,7 @@ depends on how many workers there are or in which order their results arrive: re
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -117,25 +118,30 @@ class Build:
         work_of: list[tuple[SourceInputs, InputTask]] = [
             (inputs, work) for inputs in self.inputs.values() for work in inputs.tasks
         ]
-        keys: list[str] = []
-        open_tasks: dict[int, int] = {}  # number of the work -> parts that an earlier build has left of it
+        keys: list[bytes] = []
+        open_tasks = array("q")  # numbers of works, each followed by the parts that an earlier build has left of it
         for number, (inputs, work) in enumerate(work_of):
-            keys.append(self._read_task(state, plan, inputs, work).key)
-            if recorded(self.store, keys[-1], inputs, work) is None:
-                open_tasks[number] = len(begun(self.store, keys[-1], work))
+            key = self._read_task(state, plan, inputs, work).key
+            keys.append(bytes.fromhex(key))
+            if recorded(self.store, key, inputs, work) is None:
+                open_tasks.extend((number, len(begun(self.store, key, work))))
+        count = len(open_tasks) // 2
         self._run_passes(
             state,
             plan,
-            (replace(self._read_task(state, plan, *work_of[n]), committed=left) for n, left in open_tasks.items()),
-            len(open_tasks),
-            len(work_of) - len(open_tasks),
+            (
+                replace(self._read_task(state, plan, *work_of[number]), committed=left)
+                for number, left in zip(open_tasks[::2], open_tasks[1::2], strict=True)
+            ),
+            count,
+            len(work_of) - count,
         )
         self._collect(state, plan, keys)
 
     def _read_task(self, state: BuildState, plan: Pass, inputs: SourceInputs, work: InputTask) -> PassTask:
         return read_task(self.corpus, plan, self.store.work, inputs, work, state.quarantine)
 
-    def _collect(self, state: BuildState, plan: Pass, keys: Sequence[str]) -> None:
+    def _collect(self, state: BuildState, plan: Pass, keys: Sequence[bytes]) -> None:
         """Puts the parts in canonical order and settles damaged files by the policy of their source.
 
         keys  of the tasks, source by source, in the order of the inputs
@@ -148,8 +154,9 @@ class Build:
             files = state.input_files.setdefault(source, [])
             ledger = state.ledger(source)
             for work, key in zip(inputs.tasks, mine, strict=True):
-                records = parts_of(self.store, key)
-                files += [(f.uri, f.start, f.end, f.digest, f.size) for f in records[-1].inputs]
+                records = parts_of(self.store, key.hex())
+                names = {s.slice.uri: s.slice.uri for s in work.slices}  # one string for all that name a file
+                files += [(names[f.uri], f.start, f.end, bytes.fromhex(f.digest), f.size) for f in records[-1].inputs]
                 given_up = (
                     inputs.settings.on_damaged == "skip"
                     and len(work.slices) == 1
@@ -164,12 +171,12 @@ class Build:
                     (state.given_up if given_up else state.parts).append(part)
 
     def _damage(
-        self, state: BuildState, source: str, inputs: SourceInputs, keys: Sequence[str]
+        self, state: BuildState, source: str, inputs: SourceInputs, keys: Sequence[bytes]
     ) -> dict[str, tuple[str, int]]:
         """What was lost of each damaged file of a source, by uri. RunError where that ends the build."""
         lost: dict[str, tuple[str, int]] = {}
         for key in keys:
-            for file in parts_of(self.store, key)[-1].damaged:
+            for file in parts_of(self.store, key.hex())[-1].damaged:
                 lost[file.uri] = (file.detail, file.records)
                 self.events(Damaged(source, file.uri, file.detail, inputs.settings.on_damaged))
         state.damaged += [

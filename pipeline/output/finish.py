@@ -249,7 +249,7 @@ def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntr
         inputs=Inputs(
             files=len({uri for uri, *_ in files}),
             bytes=sum({uri: size for uri, *_, size in files}.values()),
-            digest=digest(canonical_json(sorted(list(f[:4]) for f in files))),
+            digest=digest(canonical_json(sorted([uri, start, end, sha.hex()] for uri, start, end, sha, _ in files))),
         ),
         funnel=_funnel(build, state, member),
     )
