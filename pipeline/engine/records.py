@@ -21,31 +21,35 @@ class Record(BaseModel):
 
 
 class FileRef:
-    """A sealed file in `work/data`: its name holds its digest. About 150 bytes: a build may know millions."""
+    """A sealed file in `work/data`: its name holds its digest. About 130 bytes: a build may know millions."""
 
-    __slots__ = ("_digest", "_kind", "bytes")
+    __slots__ = ("_kind", "_raw")
 
     def __init__(self, name: str, bytes: int, digest: str) -> None:
         """digest  SHA-256, hex; the name begins with its first half"""
-        self._digest = builtins.bytes.fromhex(digest)
+        self._raw = bytes.to_bytes(8, "little") + builtins.bytes.fromhex(digest)
         self._kind = sys.intern(name[32:])
-        self.bytes = bytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return int.from_bytes(self._raw[:8], "little")
 
     @property
     def name(self) -> str:
         """`<half of the digest>.<kind>`."""
-        return f"{self._digest[:16].hex()}{self._kind}"
+        return f"{self._raw[8:24].hex()}{self._kind}"
 
     @property
     def digest(self) -> str:
         """SHA-256 of the content, hex."""
-        return self._digest.hex()
+        return self._raw[8:].hex()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FileRef) and (self._digest, self._kind) == (other._digest, other._kind)
+        return isinstance(other, FileRef) and (self._raw, self._kind) == (other._raw, other._kind)
 
     def __hash__(self) -> int:
-        return hash(self._digest)
+        return hash(self._raw)
 
     def __repr__(self) -> str:
         return f"FileRef({self.name}, {self.bytes} bytes)"

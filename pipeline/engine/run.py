@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -118,11 +118,11 @@ class Build:
         work_of: list[tuple[SourceInputs, InputTask]] = [
             (inputs, work) for inputs in self.inputs.values() for work in inputs.tasks
         ]
-        keys: list[bytes] = []
+        keys = _Keys()
         open_tasks = array("q")  # numbers of works, each followed by the parts that an earlier build has left of it
         for number, (inputs, work) in enumerate(work_of):
             key = self._read_task(state, plan, inputs, work).key
-            keys.append(bytes.fromhex(key))
+            keys.append(key)
             if recorded(self.store, key, inputs, work) is None:
                 open_tasks.extend((number, len(begun(self.store, key, work))))
         count = len(open_tasks) // 2
@@ -141,22 +141,22 @@ class Build:
     def _read_task(self, state: BuildState, plan: Pass, inputs: SourceInputs, work: InputTask) -> PassTask:
         return read_task(self.corpus, plan, self.store.work, inputs, work, state.quarantine)
 
-    def _collect(self, state: BuildState, plan: Pass, keys: Sequence[bytes]) -> None:
+    def _collect(self, state: BuildState, plan: Pass, keys: _Keys) -> None:
         """Puts the parts in canonical order and settles damaged files by the policy of their source.
 
         keys  of the tasks, source by source, in the order of the inputs
         """
         first_key = 0
         for source, inputs in self.inputs.items():
-            mine = keys[first_key : first_key + len(inputs.tasks)]
-            first_key += len(inputs.tasks)
-            lost = self._damage(state, source, inputs, mine)
+            mine = range(first_key, first_key + len(inputs.tasks))
+            first_key = mine.stop
+            lost = self._damage(state, source, inputs, map(keys.__getitem__, mine))
             files = state.input_files.setdefault(source, [])
             ledger = state.ledger(source)
-            for work, key in zip(inputs.tasks, mine, strict=True):
-                records = parts_of(self.store, key.hex())
-                names = {s.slice.uri: s.slice.uri for s in work.slices}  # one string for all that name a file
-                files += [(names[f.uri], f.start, f.end, bytes.fromhex(f.digest), f.size) for f in records[-1].inputs]
+            for work, number_of_key in zip(inputs.tasks, mine, strict=True):
+                records = parts_of(self.store, keys[number_of_key])
+                read = {(f.uri, f.start, f.end): bytes.fromhex(f.digest) for f in records[-1].inputs}
+                files += [(s, read[s.slice.uri, s.slice.start, s.slice.end]) for s in work.slices]
                 given_up = (
                     inputs.settings.on_damaged == "skip"
                     and len(work.slices) == 1
@@ -166,17 +166,17 @@ class Build:
                 for number, record in enumerate(records):
                     part = PartState(source, (first.uri, first.start, number), Outcome.of(record))
                     booked = _given_up(record) if given_up else record
-                    part.book(plan.number, booked)
+                    part.book(booked)
                     ledger.book(plan.number, booked)
                     (state.given_up if given_up else state.parts).append(part)
 
     def _damage(
-        self, state: BuildState, source: str, inputs: SourceInputs, keys: Sequence[bytes]
+        self, state: BuildState, source: str, inputs: SourceInputs, keys: Iterable[str]
     ) -> dict[str, tuple[str, int]]:
         """What was lost of each damaged file of a source, by uri. RunError where that ends the build."""
         lost: dict[str, tuple[str, int]] = {}
         for key in keys:
-            for file in parts_of(self.store, key.hex())[-1].damaged:
+            for file in parts_of(self.store, key)[-1].damaged:
                 lost[file.uri] = (file.detail, file.records)
                 self.events(Damaged(source, file.uri, file.detail, inputs.settings.on_damaged))
         state.damaged += [
@@ -222,7 +222,7 @@ class Build:
         for part, key in zip(state.parts, keys, strict=True):
             record = self.store.get(key, PassRecord)
             assert record is not None
-            part.book(plan.number, record)
+            part.book(record)
             state.ledger(part.source).book(plan.number, record)
 
     def _facts_of(self, state: BuildState, plan: Pass, index: int) -> list[tuple[StageUse, FileRef]]:
@@ -427,6 +427,19 @@ class Build:
         self.events(Quarantined(poison.source, poison.uri, poison.record, "", poison.detail))
 
 
+class _Keys:
+    """Keys of tasks (64 hex digits) in 32 bytes each, without an object for each."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray()
+
+    def append(self, key: str) -> None:
+        self._raw += bytes.fromhex(key)
+
+    def __getitem__(self, number: int) -> str:
+        return self._raw[32 * number : 32 * (number + 1)].hex()
+
+
 def _emit_key(use: StageUse, part: Part) -> str:
     return digest("emit", stage_digest(use), part.source, part.digest())
 
@@ -438,7 +451,7 @@ def _given_up(record: PassRecord) -> PassRecord:
     if read.documents_out:
         gone["damaged-file"] = gone.get("damaged-file", 0) + read.documents_out
     count = read.model_copy(update={"documents_out": 0, "bytes_out": 0, "rejected": gone})
-    return record.model_copy(update={"counts": (count,), "dropped": None, "kept": (), "removed": ()})
+    return record.model_copy(update={"counts": (count,), "dropped": None, "kept": (), "removed": (), "roundtrip": (0, 0)})
 
 
 def _damage(source: str, uri: str, detail: str) -> Problem:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.engine.inputs import SourceInputs
+from pipeline.engine.origin import InputSlice
 from pipeline.engine.records import Excerpt, FactsRecord, FileRef, Part, PassRecord, StageCount
 from pipeline.engine.tally import Tally
 from pipeline.engine.task import EXCERPTS, StageUse
@@ -24,12 +25,11 @@ class Outcome:
     tokens: FileRef | None
     token_count: int
     largest_id: int
-    roundtrip: tuple[int, int]
 
     @classmethod
     def of(cls, record: PassRecord) -> Outcome:
         """The outcome that a record tells of."""
-        return cls(record.part, record.tokens, record.token_count, record.largest_id, record.roundtrip)
+        return cls(record.part, record.tokens, record.token_count, record.largest_id)
 
 
 @dataclass(slots=True)
@@ -39,14 +39,14 @@ class PartState:
     source: str
     place: tuple[str, int, int]  # first uri, first byte, part number: canonical order inside the source
     record: Outcome
-    dropped: tuple[tuple[int, FileRef], ...] = ()  # (pass number, table)
+    dropped: tuple[FileRef, ...] = ()  # a table of each pass that dropped something
     rejects: tuple[FileRef, ...] = ()
 
-    def book(self, number: int, record: PassRecord) -> None:
+    def book(self, record: PassRecord) -> None:
         """Takes over what a pass made of this part."""
         self.record = Outcome.of(record)
         if record.dropped is not None:
-            self.dropped += ((number, record.dropped),)
+            self.dropped += (record.dropped,)
         if record.rejects is not None:
             self.rejects += (record.rejects,)
 
@@ -57,6 +57,8 @@ class Ledger:
 
     tally: Tally = field(default_factory=Tally)
     kept: list[Excerpt] = field(default_factory=list)
+    decoded: int = 0  # documents that were decoded again, and of them those that came out different
+    different: int = 0
     _kept_of: int = -1  # the pass that they are of
     _removed: dict[str | None, list[Excerpt]] = field(default_factory=dict)  # by reason
 
@@ -64,6 +66,8 @@ class Ledger:
         """Adds what a pass did to one part."""
         for count in record.counts:
             self.tally.add(count)
+        self.decoded += record.roundtrip[0]
+        self.different += record.roundtrip[1]
         if number != self._kept_of:
             self.kept, self._kept_of = [], number
         self.kept = _first([*self.kept, *record.kept])
@@ -108,9 +112,9 @@ class BuildState:
     )  # of damaged files that are skipped: only their accounts count
     ledgers: dict[str, Ledger] = field(default_factory=dict)  # by source
     boundaries: list[BoundaryState] = field(default_factory=list)
-    input_files: dict[str, list[tuple[Any, ...]]] = field(
+    input_files: dict[str, list[tuple[InputSlice, bytes]]] = field(
         default_factory=dict
-    )  # source -> (uri, start, end, digest, size) of each stretch that was read
+    )  # source -> each stretch that was read, and the SHA-256 of its stored bytes
     damaged: list[dict] = field(default_factory=list)
     quarantine: list[dict] = field(default_factory=list)
     ran: dict[str, int] = field(default_factory=dict)  # name of a set of tasks -> tasks that really ran
