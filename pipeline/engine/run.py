@@ -21,15 +21,15 @@ import orjson
 from pipeline.corpus import Corpus
 from pipeline.engine.driver import Driver, Poisoned
 from pipeline.engine.executor import Executor
-from pipeline.engine.inputs import InputTask, SourceInputs
+from pipeline.engine.inputs import SourceInputs
 from pipeline.engine.intake import (
     QUARANTINE,
+    Reading,
     begun,
     encoding_of,
     given_tokenizer,
     parts_of,
     read_quarantine,
-    read_task,
     recorded,
 )
 from pipeline.engine.origin import PartOrigin
@@ -115,31 +115,30 @@ class Build:
 
     def _read(self, state: BuildState, plan: Pass) -> None:
         """Reads the inputs. Of a million tasks only the key is kept; each is made when it is sent, and dropped when done."""
-        work_of: list[tuple[SourceInputs, InputTask]] = [
-            (inputs, work) for inputs in self.inputs.values() for work in inputs.tasks
-        ]
+        readings = {
+            source: Reading(self.corpus, plan, self.store.work, inputs, state.quarantine)
+            for source, inputs in self.inputs.items()
+        }
+        work_of = [(source, work) for source, inputs in self.inputs.items() for work in inputs.tasks]
         keys = _Keys()
         open_tasks = array("q")  # numbers of works, each followed by the parts that an earlier build has left of it
-        for number, (inputs, work) in enumerate(work_of):
-            key = self._read_task(state, plan, inputs, work).key
+        for number, (source, work) in enumerate(work_of):
+            key = readings[source].task(work).key
             keys.append(key)
-            if recorded(self.store, key, inputs, work) is None:
+            if recorded(self.store, key, self.inputs[source], work) is None:
                 open_tasks.extend((number, len(begun(self.store, key, work))))
         count = len(open_tasks) // 2
         self._run_passes(
             state,
             plan,
             (
-                replace(self._read_task(state, plan, *work_of[number]), committed=left)
+                replace(readings[work_of[number][0]].task(work_of[number][1]), committed=left)
                 for number, left in zip(open_tasks[::2], open_tasks[1::2], strict=True)
             ),
             count,
             len(work_of) - count,
         )
         self._collect(state, plan, keys)
-
-    def _read_task(self, state: BuildState, plan: Pass, inputs: SourceInputs, work: InputTask) -> PassTask:
-        return read_task(self.corpus, plan, self.store.work, inputs, work, state.quarantine)
 
     def _collect(self, state: BuildState, plan: Pass, keys: _Keys) -> None:
         """Puts the parts in canonical order and settles damaged files by the policy of their source.
