@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import cpu_seconds
-from pipeline.engine.records import FileRef, Part, StepRecord
+from pipeline.engine.records import EmitRecord, FileRef, Part, StepRecord
 from pipeline.engine.rounds import Gathered, StepCommon, StepTask
 from pipeline.engine.sealed import ArrowFile
 from pipeline.engine.task import StageUse
@@ -140,7 +140,7 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Sequence[Callable[[]
     for index, make in enumerate(emissions):
         text, _, _ = _in_child(partial(_seal, folder, make))
         rows, _, reference = text.partition("\n")
-        files[index] = FileRef.model_validate_json(reference)
+        files[index] = EmitRecord.model_validate_json(reference).file
         infos.append(PartInfo(index, "web", 0, first, int(rows)))
         first += int(rows)
     empty = FileRef(name="", bytes=0, digest="")
@@ -172,7 +172,7 @@ def _seal(folder: Path, make: Callable[[], pa.Table]) -> str:
     with ArrowFile(Work(folder), "emit.arrow") as file:
         for batch in table.to_batches():
             file.write(batch)
-        return f"{table.num_rows}\n{file.seal().model_dump_json()}"
+        return f"{table.num_rows}\n{EmitRecord(file=file.seal()).model_dump_json()}"
 
 
 def _in_child(work: Callable[[], str]) -> tuple[str, float, float]:

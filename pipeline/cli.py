@@ -182,9 +182,21 @@ def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) 
 
 @main.command()
 @config_options
+@click.option("--nodes", type=click.IntRange(min=1), help="Estimate hours, scratch and cost on so many nodes.")
+@click.option("--node-cpus", type=click.IntRange(min=1), default=1, show_default=True, help="CPUs of a node.")
+@click.option("--node-price", type=click.FloatRange(min=0), help="What a node costs for an hour.")
+@click.option("--rates", type=Place(), help="Output folder of a build to take rates from; default: that of this config.")
 @common
-def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
-    """Show what a build would do: inputs, passes, what is left out."""
+def plan(
+    out: Output,
+    config: Path,
+    overrides: tuple[str, ...],
+    nodes: int | None,
+    node_cpus: int,
+    node_price: float | None,
+    rates: Any,
+) -> int:
+    """Show what a build would do: inputs, passes, what is left out; with --nodes, what it would take."""
     from pipeline.corpus import load_corpus
     from pipeline.engine.epochs import reading
     from pipeline.engine.intake import done_before
@@ -194,7 +206,7 @@ def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
 
     made = make_plan(load_corpus(config, overrides))
     cached, tasks = done_before(made, Journal(made.out))
-    data = {
+    data: dict[str, Any] = {
         "name": made.corpus.name,
         "config": made.corpus.config_digest(),
         "passes": [p.name for p in made.passes],
@@ -209,6 +221,11 @@ def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
     text = plan_text(made)
     if cached:
         text += f"\ncached   pass 1: {cached:,} of {tasks:,} tasks (same config, stages and inputs)"
+    if nodes is not None:
+        from pipeline.commands.estimate import estimate
+
+        said, data["estimate"] = estimate(made, rates or made.out, nodes, node_cpus, node_price)
+        text += f"\n\n{said}"
     out.result(text, {**data, "cached": cached})
     out.next(f"pipeline build {config}")
     return 0

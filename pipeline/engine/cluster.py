@@ -185,11 +185,13 @@ class OnRay:
         except ray.exceptions.RayError as error:
             del self._running[stream]
             return Failed(one.task, None, one.overdue or _first_line(error), lost=not one.overdue and self._lost(one, error))
-        self._alive = one.heard = time.monotonic()
+        now = time.monotonic()
+        seconds = now - (one.heard or now)
+        self._alive = one.heard = now
         if isinstance(result, Began):
             one.node = result.node
             return None
-        return Yielded(one.task, result)
+        return Yielded(one.task, result, seconds)
 
     def _finished(self, one: _Running) -> Finished:
         seconds = time.monotonic() - one.sent

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from pipeline.engine.executor import Executor, Failed, Yielded
+from pipeline.engine.executor import Executor, Failed, Finished, Yielded
 from pipeline.engine.records import PassRecord
 from pipeline.engine.store import Store
 from pipeline.engine.task import PassTask
@@ -75,24 +75,38 @@ class Driver:
                 signal.signal(number, handler)
 
     def run(
-        self, name: str, tasks: Iterable[Any], cached: int, on_result: Callable[[Any, Any], None], minor: bool = False
+        self,
+        name: str,
+        tasks: Iterable[Any],
+        cached: int,
+        on_result: Callable[[Any, Any], None],
+        minor: bool = False,
+        count: int | None = None,
     ) -> None:
         """Runs all tasks; `on_result(task, result)` is called in this process for each result, as it comes.
+
+        Tasks are taken from the iterable when there is room for them; `count` says how many it has if it has no length.
 
         Raises RunError if a task fails, Poisoned if a document kills its worker, Stopped if asked to stop;
         each after the running tasks have come to an end, so that nothing done is lost.
         """
-        waiting = deque(tasks)
-        started, total = time.monotonic(), len(waiting)
+        total = len(tasks) if count is None else count  # type: ignore[arg-type]
+        coming = iter(tasks)
+        again_first: deque[Any] = deque()
+        left = total
+        started = time.monotonic()
         self.events(PassStarted(name, total + cached, cached, minor))
         deaths: Counter[str] = Counter()
         self._nodes: Counter[str] = Counter()
         results: Counter[str] = Counter()  # of each task in its present attempt
         failures: list[Failed] = []
         self._poison = None
-        while waiting or self.executor.running():
-            while waiting and self.executor.running() < self.executor.slots and not self._halted(failures):
-                task = waiting.popleft()
+        while left or again_first or self.executor.running():
+            while self.executor.running() < self.executor.slots and not self._halted(failures):
+                if not again_first and not left:
+                    break
+                left -= not again_first
+                task = again_first.popleft() if again_first else next(coming)
                 if isinstance(task, PassTask) and (deaths[task.key] or not self.store.remote):
                     task = replace(task, attempt=f"crumb-{task.key[:24]}")  # on a store a crumb is a request
                 self.executor.submit(task)
@@ -104,10 +118,12 @@ class Driver:
                 results[happening.task.key] += 1
                 on_result(happening.task, happening.result)
                 self._report(name, happening)
+            elif isinstance(happening, Finished):
+                results.pop(happening.task.key, None)
             elif isinstance(happening, Failed):
                 again = self._after_failure(name, happening, deaths, results)
                 if again is not None:
-                    waiting.appendleft(again)
+                    again_first.append(again)
                 elif self._poison is None:
                     failures.append(happening)
         if failures:
@@ -127,7 +143,7 @@ class Driver:
         if isinstance(result, tuple) and isinstance(result[0], PassRecord):
             counts = result[0].counts
             documents, size = (counts[0].documents_in, counts[0].bytes_in) if counts else (0, 0)
-        self.events(TaskDone(name, happening.task.name, 0.0, documents, size))
+        self.events(TaskDone(name, happening.task.name, round(happening.seconds, 4), documents, size))
 
     def _after_failure(
         self, name: str, failed: Failed, deaths: Counter[str], results: Counter[str]

@@ -26,6 +26,7 @@ class Yielded:
 
     task: Any
     result: Any
+    seconds: float = 0.0  # since the one before, or the beginning
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Inline:
         return_memory()
         self._queue: deque[Any] = deque()
         self._current: tuple[Any, Iterator[Any], float] | None = None
+        self._said = 0.0  # when the work on the next result began
 
     def submit(self, task: Any) -> None:
         """Puts a task in line."""
@@ -113,8 +115,9 @@ class Inline:
             task = self._queue.popleft()
             self._current = task, task.run(), time.monotonic()
         task, results, started = self._current
+        self._said = time.monotonic()
         try:
-            return Yielded(task, next(results))
+            return Yielded(task, next(results), time.monotonic() - self._said)
         except StopIteration:
             self._current = None
             release()

@@ -20,7 +20,7 @@ EXPANSION = 4
 BUNDLE_STOP = 64  # on average a bundle closes after so many files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputTask:
     """One stretch of work at the inputs: a slice of a large file or a bundle of small ones."""
 

@@ -18,7 +18,7 @@ from pipeline.engine.task import Encoding, PassTask
 from stages.contract.files import sha256_file
 from stages.contract.names import canonical_json, digest
 from stages.document import document_id
-from stages.readers import recipe
+from stages.readers import compression_of, guess_format, recipe
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -46,37 +46,59 @@ def encoding_of(corpus: Corpus, tokenizer: tuple[Any, str]) -> Encoding:
     return Encoding(str(tokenizer[0]), corpus.tokenizer.eos, corpus.seed)
 
 
-def read_task(
-    corpus: Corpus, first: Pass, folder: Any, inputs: SourceInputs, work: InputTask, quarantine: list[dict]
-) -> PassTask:
-    """The task for a stretch of input files. Its key says where they are and what is done to them, not what they hold."""
-    source = inputs.source
-    uris = {s.slice.uri for s in work.slices}
-    bad = [q for q in quarantine if q["source"] == source and q["uri"] in uris]
-    settings = canonical_json({k: v for k, v in vars(inputs.settings).items() if k != "batch_bytes"}).decode()
-    tokenizer = given_tokenizer(corpus) if first.encodes else None
-    encoding = encoding_of(corpus, tokenizer) if tokenizer else None
-    return PassTask(
-        key=digest(
-            work.key(settings),
-            canonical_json(recipe(inputs.settings, work.slices[0].slice.uri)),
-            pass_digest(first, source, encoding, tokenizer[1] if tokenizer else None),
-            *(f"{q['uri']}\0{q['record']}" for q in bad),
-        ),
-        name=work.name,
-        source=source,
-        folder=str(folder),
-        origin=ReadOrigin(inputs.settings, work.slices, work.unsplittable),
-        rows=first.rows_for(source),
-        emits=first.emits_for(source),
-        encoding=encoding,
-        quarantined=frozenset(document_id(source, q["uri"], q["record"]) for q in bad),
-    )
+class Reading:
+    """Makes the tasks of the first pass for one source; what they have in common is worked out once."""
+
+    def __init__(
+        self, corpus: Corpus, first: Pass, folder: Any, inputs: SourceInputs, quarantine: list[dict]
+    ) -> None:
+        self._inputs = inputs
+        self._folder = str(folder)
+        settings = {k: v for k, v in vars(inputs.settings).items() if k != "batch_bytes"}
+        self._settings = canonical_json(settings).decode()
+        self._recipes: dict[tuple[str | None, str | None], bytes] = {}
+        tokenizer = given_tokenizer(corpus) if first.encodes else None
+        self._encoding = encoding_of(corpus, tokenizer) if tokenizer else None
+        self._pass = pass_digest(first, inputs.source, self._encoding, tokenizer[1] if tokenizer else None)
+        self._rows, self._emits = first.rows_for(inputs.source), first.emits_for(inputs.source)
+        self._bad: dict[str, list[int]] = {}  # quarantined records by uri
+        for one in quarantine:
+            if one["source"] == inputs.source:
+                self._bad.setdefault(one["uri"], []).append(one["record"])
+
+    def task(self, work: InputTask) -> PassTask:
+        """The task for a stretch of input files. Its key says where they are and what is done to them, not what they hold."""
+        source = self._inputs.source
+        uris = dict.fromkeys(s.slice.uri for s in work.slices)
+        bad = [(uri, record) for uri in sorted(uris.keys() & self._bad.keys()) for record in self._bad[uri]]
+        return PassTask(
+            key=digest(
+                work.key(self._settings),
+                self._recipe(work.slices[0].slice.uri),
+                self._pass,
+                *(f"{uri}\0{record}" for uri, record in bad),
+            ),
+            name=work.name,
+            source=source,
+            folder=self._folder,
+            origin=ReadOrigin(self._inputs.settings, work.slices, work.unsplittable),
+            rows=self._rows,
+            emits=self._emits,
+            encoding=self._encoding,
+            quarantined=frozenset(document_id(source, uri, record) for uri, record in bad),
+        )
+
+    def _recipe(self, uri: str) -> bytes:
+        """What else reading a file of this kind depends on."""
+        kind = guess_format(uri), compression_of(uri)
+        if kind not in self._recipes:
+            self._recipes[kind] = canonical_json(recipe(self._inputs.settings, uri))
+        return self._recipes[kind]
 
 
 def recorded(journal: Journal, key: str, inputs: SourceInputs, work: InputTask) -> list[PassRecord] | None:
     """The records of an input task if its files are still what they were: same size and mtime, or same content."""
-    records = _parts_of(journal, key)
+    records = parts_of(journal, key)
     if not records or records[-1].more:
         return None
     now = {(s.slice.uri, s.slice.start, s.slice.end): s for s in work.slices}
@@ -97,8 +119,9 @@ def done_before(plan: Plan, journal: Journal) -> tuple[int, int]:
     quarantine = read_quarantine(plan.out)
     good = total = 0
     for inputs in plan.inputs.values():
+        reading = Reading(plan.corpus, plan.passes[0], journal.work, inputs, quarantine)
         for work in inputs.tasks:
-            key = read_task(plan.corpus, plan.passes[0], journal.work, inputs, work, quarantine).key
+            key = reading.task(work).key
             good += recorded(journal, key, inputs, work) is not None
             total += 1
     return good, total
@@ -106,13 +129,13 @@ def done_before(plan: Plan, journal: Journal) -> tuple[int, int]:
 
 def begun(journal: Journal, key: str, work: InputTask) -> list[PassRecord]:
     """The parts that an attempt cut short has left, if the file has not been touched since."""
-    records = _parts_of(journal, key)
+    records = parts_of(journal, key)
     now = {s.slice.uri: (s.size, s.mtime_ns) for s in work.slices}
     untouched = all(now[f.uri] == (f.size, f.mtime_ns) for record in records for f in record.inputs)
     return records if records and records[-1].more and untouched else []
 
 
-def _parts_of(journal: Journal, key: str) -> list[PassRecord]:
+def parts_of(journal: Journal, key: str) -> list[PassRecord]:
     """The records under a key from part 0 on, up to the last part or the first that is missing."""
     records: list[PassRecord] = []
     while (record := journal.get(key, PassRecord, len(records))) is not None:

@@ -20,7 +20,7 @@ from stages.readers.streams import open_stored
 HASH_BLOCK = 4 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputSlice:
     """A slice to read, with what the listing said of its file."""
 

@@ -5,7 +5,13 @@ Files are named by their content, so a record never points at something half-wri
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import builtins
+import sys
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic.dataclasses import dataclass
+from pydantic_core import core_schema
 
 
 class Record(BaseModel):
@@ -14,12 +20,53 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FileRef(Record):
-    """A sealed file in `work/data`: its name holds its digest."""
+class FileRef:
+    """A sealed file in `work/data`: its name holds its digest. About 130 bytes: a build may know millions."""
 
-    name: str
-    bytes: int
-    digest: str  # sha256, hex
+    __slots__ = ("_kind", "_raw")
+
+    def __init__(self, name: str, bytes: int, digest: str) -> None:
+        """digest  SHA-256, hex; the name begins with its first half"""
+        self._raw = bytes.to_bytes(8, "little") + builtins.bytes.fromhex(digest)
+        self._kind = sys.intern(name[32:])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return int.from_bytes(self._raw[:8], "little")
+
+    @property
+    def name(self) -> str:
+        """`<half of the digest>.<kind>`."""
+        return f"{self._raw[8:24].hex()}{self._kind}"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, hex."""
+        return self._raw[8:].hex()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileRef) and (self._raw, self._kind) == (other._raw, other._kind)
+
+    def __hash__(self) -> int:
+        return hash(self._raw)
+
+    def __repr__(self) -> str:
+        return f"FileRef({self.name}, {self.bytes} bytes)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileRef, (self.name, self.bytes, self.digest)
+
+    @classmethod
+    def _read(cls, value: Any) -> FileRef:
+        return value if isinstance(value, FileRef) else cls(**value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        plain = core_schema.plain_serializer_function_ser_schema(
+            lambda file: {"name": file.name, "bytes": file.bytes, "digest": file.digest}
+        )
+        return core_schema.no_info_plain_validator_function(cls._read, serialization=plain)
 
 
 class StageCount(Record):
@@ -62,10 +109,11 @@ class InputFile(Record):
     digest: str
 
 
-class Part(Record):
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Part:
     """A run of documents in canonical order: `base` holds whole rows; `overlay`, if any, selects rows and replaces columns."""
 
-    source: str
+    source: Annotated[str, AfterValidator(sys.intern)]
     base: FileRef
     overlay: FileRef | None = None
     rows: int

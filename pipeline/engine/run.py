@@ -9,8 +9,9 @@ depends on how many workers there are or in which order their results arrive: re
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,14 +21,15 @@ import orjson
 from pipeline.corpus import Corpus
 from pipeline.engine.driver import Driver, Poisoned
 from pipeline.engine.executor import Executor
-from pipeline.engine.inputs import InputTask
+from pipeline.engine.inputs import SourceInputs
 from pipeline.engine.intake import (
     QUARANTINE,
+    Reading,
     begun,
     encoding_of,
     given_tokenizer,
+    parts_of,
     read_quarantine,
-    read_task,
     recorded,
 )
 from pipeline.engine.origin import PartOrigin
@@ -35,9 +37,9 @@ from pipeline.engine.passes import Pass, pass_digest, stage_digest
 from pipeline.engine.plan import Plan, priority_ranks
 from pipeline.engine.records import EmitRecord, FactsRecord, FileRef, Part, PassRecord, StageCount, StepRecord
 from pipeline.engine.rounds import EmitTask, Gathered, StepCommon, StepTask, gather_artifact, gather_facts
-from pipeline.engine.state import BoundaryState, BuildResult, BuildState, PartState
+from pipeline.engine.state import BoundaryState, BuildResult, BuildState, Outcome, PartState
 from pipeline.engine.store import Store
-from pipeline.engine.tally import check_accounts, check_losses, merge_counts
+from pipeline.engine.tally import check_accounts, check_losses
 from pipeline.engine.task import PassTask, StageUse
 from pipeline.engine.work import Work
 from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, RunStarted, Warned
@@ -112,48 +114,48 @@ class Build:
     # -- the first pass: input files ---------------------------------------------------------------
 
     def _read(self, state: BuildState, plan: Pass) -> None:
-        done: dict[tuple[str, InputTask], list[PassRecord]] = {}
-        tasks, owners = [], {}
-        for source, inputs in self.inputs.items():
-            for work in inputs.tasks:
-                task = read_task(self.corpus, plan, self.store.work, inputs, work, state.quarantine)
-                records = recorded(self.store, task.key, inputs, work)
-                if records is not None:
-                    done[source, work] = records
-                else:
-                    left = begun(self.store, task.key, work)
-                    if left:
-                        done[source, work] = left
-                    tasks.append(replace(task, committed=len(left)))
-                    owners[task.key] = (source, work)
+        """Reads the inputs. Of a million tasks only the key is kept; each is made when it is sent, and dropped when done."""
+        readings = {
+            source: Reading(self.corpus, plan, self.store.work, inputs, state.quarantine)
+            for source, inputs in self.inputs.items()
+        }
+        work_of = [(source, work) for source, inputs in self.inputs.items() for work in inputs.tasks]
+        keys = _Keys()
+        open_tasks = array("q")  # numbers of works, each followed by the parts that an earlier build has left of it
+        for number, (source, work) in enumerate(work_of):
+            key = readings[source].task(work).key
+            keys.append(key)
+            if recorded(self.store, key, self.inputs[source], work) is None:
+                open_tasks.extend((number, len(begun(self.store, key, work))))
+        count = len(open_tasks) // 2
         self._run_passes(
             state,
             plan,
-            tasks,
-            sum(not records[-1].more for records in done.values()),
-            lambda task, record: done.setdefault(owners[task.key], []).append(record),
+            (
+                replace(readings[work_of[number][0]].task(work_of[number][1]), committed=left)
+                for number, left in zip(open_tasks[::2], open_tasks[1::2], strict=True)
+            ),
+            count,
+            len(work_of) - count,
         )
-        self._collect(state, plan, done)
+        self._collect(state, plan, keys)
 
-    def _collect(
-        self, state: BuildState, plan: Pass, done: dict[tuple[str, InputTask], list[PassRecord]]
-    ) -> None:
-        """Puts the parts in canonical order and settles damaged files by the policy of their source."""
+    def _collect(self, state: BuildState, plan: Pass, keys: _Keys) -> None:
+        """Puts the parts in canonical order and settles damaged files by the policy of their source.
+
+        keys  of the tasks, source by source, in the order of the inputs
+        """
+        first_key = 0
         for source, inputs in self.inputs.items():
-            lost: dict[str, tuple[str, int]] = {}
-            for work in inputs.tasks:
-                for file in done[source, work][-1].damaged:
-                    lost[file.uri] = (file.detail, file.records)
-                    self.events(Damaged(source, file.uri, file.detail, inputs.settings.on_damaged))
-            state.damaged += [
-                {"source": source, "uri": u, "reason": d, "records": n} for u, (d, n) in sorted(lost.items())
-            ]
-            if lost and inputs.settings.on_damaged == "stop":
-                raise RunError(*(_damage(source, uri, detail) for uri, (detail, _) in sorted(lost.items())))
+            mine = range(first_key, first_key + len(inputs.tasks))
+            first_key = mine.stop
+            lost = self._damage(state, source, inputs, map(keys.__getitem__, mine))
             files = state.input_files.setdefault(source, [])
-            for work in inputs.tasks:
-                records = done[source, work]
-                files += records[-1].inputs
+            ledger = state.ledger(source)
+            for work, number_of_key in zip(inputs.tasks, mine, strict=True):
+                records = parts_of(self.store, keys[number_of_key])
+                read = {(f.uri, f.start, f.end): bytes.fromhex(f.digest) for f in records[-1].inputs}
+                files += [(s, read[s.slice.uri, s.slice.start, s.slice.end]) for s in work.slices]
                 given_up = (
                     inputs.settings.on_damaged == "skip"
                     and len(work.slices) == 1
@@ -161,80 +163,90 @@ class Build:
                 )
                 first = work.slices[0].slice
                 for number, record in enumerate(records):
-                    part = PartState(source, (first.uri, first.start, number), record)
-                    part.book(plan.number, _given_up(record) if given_up else record)
+                    part = PartState(source, (first.uri, first.start, number), Outcome.of(record))
+                    booked = _given_up(record) if given_up else record
+                    part.book(booked)
+                    ledger.book(plan.number, booked)
                     (state.given_up if given_up else state.parts).append(part)
+
+    def _damage(
+        self, state: BuildState, source: str, inputs: SourceInputs, keys: Iterable[str]
+    ) -> dict[str, tuple[str, int]]:
+        """What was lost of each damaged file of a source, by uri. RunError where that ends the build."""
+        lost: dict[str, tuple[str, int]] = {}
+        for key in keys:
+            for file in parts_of(self.store, key)[-1].damaged:
+                lost[file.uri] = (file.detail, file.records)
+                self.events(Damaged(source, file.uri, file.detail, inputs.settings.on_damaged))
+        state.damaged += [
+            {"source": source, "uri": u, "reason": d, "records": n} for u, (d, n) in sorted(lost.items())
+        ]
+        if lost and inputs.settings.on_damaged == "stop":
+            raise RunError(*(_damage(source, uri, detail) for uri, (detail, _) in sorted(lost.items())))
+        return lost
 
     # -- later passes: parts -----------------------------------------------------------------------
 
     def _pass(self, state: BuildState, plan: Pass) -> None:
-        done: dict[int, PassRecord] = {}
-        tasks: list[PassTask] = []
-        owners: dict[str, list[int]] = {}
         tokenizer = self.tokenizer(state) if plan.encodes else None
         encoding = encoding_of(self.corpus, tokenizer) if tokenizer else None
+        settings = {
+            source: pass_digest(plan, source, encoding, tokenizer[1] if tokenizer else None) for source in self.inputs
+        }
+        keys: list[str] = []
+        todo: dict[str, int] = {}  # parts of equal content are worked on once
         for index, part in enumerate(state.parts):
-            facts = [
-                (b.use, b.facts.facts.get(index)) for b in state.boundaries if b.number == plan.number - 1
-            ]
-            facts = [(use, file) for use, file in facts if file is not None]
-            key = digest(
-                pass_digest(plan, part.source, encoding, tokenizer[1] if tokenizer else None),
-                part.source,
-                part.record.part.digest(),
-                *(file.digest for _, file in facts if file),
-            )
-            record = self.store.get(key, PassRecord)
-            if record is not None:
-                done[index] = record
-                continue
-            owners.setdefault(key, []).append(index)
-            if len(owners[key]) > 1:
-                continue  # parts of equal content are worked on once
-            tasks.append(
-                PassTask(
+            facts = [f.digest for _, f in self._facts_of(state, plan, index)]
+            keys.append(digest(settings[part.source], part.source, part.record.part.digest(), *facts))
+            if keys[-1] not in todo and self.store.get(keys[-1], PassRecord) is None:
+                todo[keys[-1]] = index
+
+        def tasks() -> Iterator[PassTask]:
+            for key, index in todo.items():
+                part = state.parts[index]
+                yield PassTask(
                     key=key,
                     name=f"{part.source}: {part.place[0]}",
                     source=part.source,
                     folder=str(self.store.work),
                     origin=PartOrigin(part.record.part),
-                    before=tuple(facts),
+                    before=tuple(self._facts_of(state, plan, index)),
                     rows=plan.rows_for(part.source),
                     emits=plan.emits_for(part.source),
                     encoding=encoding,
                     overlay=not plan.changes_text() and encoding is None and part.record.part.overlay is None,
                 )
-            )
 
-        def book(task: PassTask, record: PassRecord) -> None:
-            done.update((index, record) for index in owners[task.key])
+        self._run_passes(state, plan, tasks(), len(todo), len(keys) - len(todo))
+        for part, key in zip(state.parts, keys, strict=True):
+            record = self.store.get(key, PassRecord)
+            assert record is not None
+            part.book(record)
+            state.ledger(part.source).book(plan.number, record)
 
-        self._run_passes(state, plan, tasks, len(done), book)
-        for index, part in enumerate(state.parts):
-            part.book(plan.number, done[index])
+    def _facts_of(self, state: BuildState, plan: Pass, index: int) -> list[tuple[StageUse, FileRef]]:
+        """What the global stages before a pass say about one part."""
+        found = [(b.use, b.facts.facts.get(index)) for b in state.boundaries if b.number == plan.number - 1]
+        return [(use, file) for use, file in found if file is not None]
 
     def _run_passes(
-        self,
-        state: BuildState,
-        plan: Pass,
-        tasks: list[PassTask],
-        cached: int,
-        book: Callable[[PassTask, PassRecord], None],
+        self, state: BuildState, plan: Pass, tasks: Iterable[PassTask], count: int, cached: int
     ) -> None:
-        numbers: dict[str, int] = {}
+        """Runs tasks and journals what comes of them."""
+        numbers: dict[str, int] = {}  # of the next part of a task that has not come to its end
 
         def on_result(task: PassTask, result: tuple[PassRecord, dict[str, EmitRecord]]) -> None:
             record, emissions = result
             for label, emission in emissions.items():
                 use = next(u for u in plan.after if u.label == label)
                 self.store.put(_emit_key(use, record.part), emission)
-            number = numbers.get(task.key, task.committed)
+            number = numbers.pop(task.key, task.committed)
             self.store.put(task.key, record, number)
-            numbers[task.key] = number + 1
-            book(task, record)
+            if record.more:
+                numbers[task.key] = number + 1
 
-        state.ran[f"pass {plan.number}"] = len(tasks)
-        self.driver.run(plan.name, tasks, cached, on_result)
+        state.ran[f"pass {plan.number}"] = count
+        self.driver.run(plan.name, tasks, cached, on_result, count=count)
 
     def tokenizer(self, state: BuildState) -> tuple[Any, str]:
         """Path (or address) and digest of tokenizer.json: the user's own, or the one that this build trained."""
@@ -360,7 +372,7 @@ class Build:
         for source in self.inputs:
             counts = self.accounts(state, source)
             check_accounts(source, counts)
-            removed = [e for p in state.parts if p.source == source for e in p.removed]
+            removed = state.ledger(source).removed
             uses = (*plan.before, *plan.rows)
             check_losses(source, counts, uses, removed, partial(self._pairs, state, source))
 
@@ -385,8 +397,7 @@ class Build:
 
     def accounts(self, state: BuildState, source: str) -> list[StageCount]:
         """The sums of what was booked for a source, stage by stage."""
-        booked = [c for p in (*state.parts, *state.given_up) if p.source == source for c in p.counts]
-        return merge_counts(booked, self.order(source))
+        return state.ledger(source).counts(self.order(source))
 
     def order(self, source: str) -> list[str]:
         """The labels of the stages that a document of this source passes, in order."""
@@ -415,6 +426,19 @@ class Build:
         self.events(Quarantined(poison.source, poison.uri, poison.record, "", poison.detail))
 
 
+class _Keys:
+    """Keys of tasks (64 hex digits) in 32 bytes each, without an object for each."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray()
+
+    def append(self, key: str) -> None:
+        self._raw += bytes.fromhex(key)
+
+    def __getitem__(self, number: int) -> str:
+        return self._raw[32 * number : 32 * (number + 1)].hex()
+
+
 def _emit_key(use: StageUse, part: Part) -> str:
     return digest("emit", stage_digest(use), part.source, part.digest())
 
@@ -426,7 +450,7 @@ def _given_up(record: PassRecord) -> PassRecord:
     if read.documents_out:
         gone["damaged-file"] = gone.get("damaged-file", 0) + read.documents_out
     count = read.model_copy(update={"documents_out": 0, "bytes_out": 0, "rejected": gone})
-    return record.model_copy(update={"counts": (count,), "dropped": None, "kept": (), "removed": ()})
+    return record.model_copy(update={"counts": (count,), "dropped": None, "kept": (), "removed": (), "roundtrip": (0, 0)})
 
 
 def _damage(source: str, uri: str, detail: str) -> Problem:

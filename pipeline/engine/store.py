@@ -44,6 +44,9 @@ PIECE_SECONDS = 1.0
 #: On a disk, records are forced to it at least this often; a kill loses none, a power cut those since.
 SYNC_SECONDS = 0.2
 
+#: Marks the place of a record that this build has asked for or written.
+USED = 1 << 62
+
 R = TypeVar("R", bound=Record)
 
 
@@ -57,8 +60,7 @@ class Journal:
         self.tmp = self.work / "tmp"
         self.remote = isinstance(out, Address)
         self._files: list[BinaryIO] = []
-        self._places: dict[bytes, int] = {}  # of each record: number of the file << 48 | byte where its line begins
-        self._used: set[bytes] = set()
+        self._places: dict[bytes, int] = {}  # of each record: file << 48 | byte where its line begins, and USED
         self._load()
         self._sizes = {a.name: n for a, n in self.data.sizes().items()} if self.remote else None
 
@@ -73,7 +75,7 @@ class Journal:
         record = kind.model_validate(raw["record"])
         if not all(self._there(file) for file in record.files()):  # type: ignore[attr-defined]
             return None
-        self._used.add(_short(key, part))
+        self._places[_short(key, part)] = place | USED
         return record
 
     def path(self, file: FileRef) -> Any:
@@ -92,7 +94,7 @@ class Journal:
         for path in sorted((self.work / "journal").glob("*.jsonl")):
             self._index(path)
 
-    def _index(self, path: Any) -> None:
+    def _index(self, path: Any, used: int = 0) -> None:
         """Notes where each line of a journal file stands. What a kill cut short has no newline."""
         file = open(on_disk(path), "rb")
         number, at = len(self._files), 0
@@ -103,7 +105,7 @@ class Journal:
             if line.strip(b"\0\n"):  # a power cut may leave zeros
                 try:
                     row = orjson.loads(line)
-                    self._places[_short(row["key"], row["part"])] = number << 48 | at
+                    self._places[_short(row["key"], row["part"])] = number << 48 | at | used
                 except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
                     raise RunError(
                         Problem("R008", f"{path} holds a line that is not a record", repairs=("build with --fresh",))
@@ -111,6 +113,7 @@ class Journal:
             at += len(line)
 
     def _line(self, place: int) -> dict:
+        place &= USED - 1
         file = self._files[place >> 48]
         file.seek(place & ((1 << 48) - 1))
         return orjson.loads(file.readline())
@@ -155,8 +158,7 @@ class Store(Journal):
             "record": record.model_dump(mode="json"),
         }
         number, at = self._own.append(orjson.dumps(row, option=orjson.OPT_NON_STR_KEYS) + b"\n")
-        self._places[_short(key, part)] = number << 48 | at
-        self._used.add(_short(key, part))
+        self._places[_short(key, part)] = number << 48 | at | USED
         if self._sizes is not None:
             self._sizes |= {file.name: file.bytes for file in record.files()}  # type: ignore[attr-defined]
 
@@ -168,7 +170,7 @@ class Store(Journal):
         """Keeps the records used by this build and their files; deletes all others and compacts the journal."""
         self.lock.check()
         self._own.close()
-        self._places = {short: place for short, place in self._places.items() if short in self._used}
+        self._places = {short: place for short, place in self._places.items() if place & USED}
         own = self.work / "journal" / (f"{self.epoch:06d}-99999.jsonl" if self.remote else f"{self.epoch:06d}.jsonl")
         named: set[int] = set()
         with atomic_file(own) as file:
@@ -184,7 +186,7 @@ class Store(Journal):
         for opened in self._files:
             opened.close()
         self._files, self._places = [], {}
-        self._index(own)
+        self._index(own, USED)
         self._own = _Pieces(self) if self.remote else _Growing(self)
 
     def clear_tmp(self) -> None:

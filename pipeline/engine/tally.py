@@ -111,15 +111,6 @@ class Tally:
             )
 
 
-def merge_counts(booked: Iterable[StageCount], order: Sequence[str]) -> list[StageCount]:
-    """The sums per stage, in the order of the stages."""
-    total = Tally()
-    for count in booked:
-        total.add(count)
-    found = {count.stage: count for count in total.counts()}
-    return [found[stage] for stage in order if stage in found]
-
-
 #: A limit that nobody wrote down, the default of a stage, is for losses of at least so many documents.
 DEFAULT_LIMIT_FROM = 20
 

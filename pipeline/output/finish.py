@@ -98,9 +98,9 @@ def place_artifacts(build: Build, state: BuildState) -> None:
 
 
 def _check_roundtrip(state: BuildState) -> None:
-    different = sum(p.record.roundtrip[1] for p in state.parts)
+    different = sum(ledger.different for ledger in state.ledgers.values())
     if different:
-        checked = sum(p.record.roundtrip[0] for p in state.parts)
+        checked = sum(ledger.decoded for ledger in state.ledgers.values())
         raise RunError(
             Problem(
                 "D003",
@@ -123,7 +123,7 @@ def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
         )
         for index, part in enumerate(state.parts):
             if part.source == source:
-                files += [(file, index) for _, file in part.dropped]
+                files += [(file, index) for file in part.dropped]
         marks = [[f.digest for f, _ in files], [[f.digest for f in b.outboxes] for b in boundaries]]
         key = digest("dropped", source, canonical_json(marks))
         record = build.store.get(key, TableRecord)
@@ -227,7 +227,7 @@ def _manifest(
         mixture=mixture,
         phases=() if mixed else corpus.phases,
         checks=Checks(
-            roundtrip=Roundtrip(documents=sum(p.record.roundtrip[0] for p in state.parts), failures=0),
+            roundtrip=Roundtrip(documents=sum(ledger.decoded for ledger in state.ledgers.values()), failures=0),
         ),
         rejects=rejects,
         damaged=tuple(DamagedFile(**d) for d in state.damaged),
@@ -252,9 +252,11 @@ def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntr
         holdout=held,
         bucket=member.bucket,
         inputs=Inputs(
-            files=len({f.uri for f in files}),
-            bytes=sum({f.uri: f.size for f in files}.values()),
-            digest=digest(canonical_json(sorted([f.uri, f.start, f.end, f.digest] for f in files))),
+            files=len({one.slice.uri for one, _ in files}),
+            bytes=sum({one.slice.uri: one.size for one, _ in files}.values()),
+            digest=digest(
+                canonical_json(sorted([s.slice.uri, s.slice.start, s.slice.end, sha.hex()] for s, sha in files))
+            ),
         ),
         funnel=_funnel(build, state, member),
     )

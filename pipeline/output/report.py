@@ -47,7 +47,7 @@ def write_report(build: Build, state: BuildState, manifest: Manifest) -> None:
 def _source(build: Build, state: BuildState, manifest: Manifest, name: str) -> dict[str, Any]:
     entry = manifest.sources[name]
     source = entry.bucket.of if entry.bucket is not None else name
-    parts = [p for p in state.parts if p.source == source]
+    ledger = state.ledger(source)
     counts = build.accounts(state, source)
     most = max((c.documents_in for c in counts), default=0) or 1
     return {
@@ -57,8 +57,8 @@ def _source(build: Build, state: BuildState, manifest: Manifest, name: str) -> d
         "held": sum(shard.documents for shard in entry.holdout),
         "bytes_per_token": entry.text_bytes / entry.tokens if entry.tokens else 0.0,
         "steps": [(c, _reasons(c.dropped, c.rejected), 100 * c.documents_out / most) for c in counts],
-        "kept": _five([e for p in parts for e in p.kept]),
-        "removed": _five([e for p in parts for e in p.removed]),
+        "kept": _five(ledger.kept),
+        "removed": _five(ledger.removed),
     }
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.engine.records import FileRef, Part, PassRecord, RowsRecord, ShardRecord, TableRecord
+from pipeline.engine.records import FileRef, Part, RowsRecord, ShardRecord, TableRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
+from pipeline.engine.state import Outcome
 from pipeline.engine.task import DROPPED, DROPPED_TEXTS
 from pipeline.engine.work import Work
 from stages.contract.files import on_disk
@@ -75,14 +76,14 @@ class Cut:
 class Numbers:
     """What the driver knows of the documents of a source, part by part: arrays of one number a document."""
 
-    records: tuple[PassRecord, ...]
+    records: tuple[Outcome, ...]
     lengths: tuple[np.ndarray, ...]
     keys: tuple[np.ndarray, ...]
     values: tuple[np.ndarray, ...]  # of the column of its buckets; empty without
     threshold: int
 
     @classmethod
-    def of(cls, records: Sequence[PassRecord], data: Any, share: float, most: int, column: str | None) -> Numbers:
+    def of(cls, records: Sequence[Outcome], data: Any, share: float, most: int, column: str | None) -> Numbers:
         """The numbers of a source, and its holdout threshold."""
         lengths = tuple(_numbers(data, r.part, "length") for r in records)
         keys = tuple(_numbers(data, r.part, "holdout_key") for r in records)
@@ -122,7 +123,7 @@ def holdout_threshold(keys: np.ndarray, share: float, most: int) -> int:
 
 
 def _cut(
-    records: Sequence[PassRecord], lengths: Sequence[np.ndarray], mine: Sequence[np.ndarray], shard_tokens: int
+    records: Sequence[Outcome], lengths: Sequence[np.ndarray], mine: Sequence[np.ndarray], shard_tokens: int
 ) -> list[tuple[Segment, ...]]:
     cuts: list[tuple[Segment, ...]] = []
     segments: list[Segment] = []

@@ -35,7 +35,7 @@ DAMAGE_REASONS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileSlice:
     """A part of one file.
 

@@ -1,0 +1,67 @@
+"""`pipeline plan --nodes`: rates come from a log, and what they make is arithmetic."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from pipeline.commands.estimate import DRIVER, EFFICIENCY, estimate, read_rates
+from pipeline.corpus import load_corpus
+from pipeline.engine.plan import make_plan
+from pipeline.events import Event, PassDone, PassStarted, TaskDone
+from stages.contract.problem import SpecError
+from tests.pipeline.corpora import make_inputs, write_config
+
+
+def log(*events: Event) -> list[bytes]:
+    return [orjson.dumps(event.record()) for event in events]
+
+
+FIRST = (PassStarted("read → normalize", 2, 0), TaskDone("read → normalize", "a", 3.0, 10, 4000), TaskDone("read → normalize", "b", 1.0, 10, 4000))
+ROUND = (PassStarted("minhash: bands", 2, 0, True), TaskDone("minhash: bands", "x", 2.0, 0, 0), PassDone("minhash: bands", 2, 2, 9.0, True))
+
+
+def test_rates_are_of_whole_passes() -> None:
+    rates = read_rates(log(*FIRST, PassDone("read → normalize", 2, 2, 5.0), *ROUND))
+    assert rates is not None
+    assert rates.text_bytes == 8000
+    assert rates.seconds == {"read → normalize": 4.0, "minhash: bands": 2.0}
+    assert rates.per_byte == 6.0 / 8000
+    assert read_rates(log(*FIRST, PassDone("read → normalize", 5, 2, 5.0))) is None  # three of five were done before
+    assert read_rates([]) is None
+
+
+def test_an_estimate_is_work_over_cpus_and_the_driver(tmp_path: Path) -> None:
+    make_inputs(tmp_path / "in")
+    plan = make_plan(load_corpus(write_config(tmp_path, tmp_path / "in")))
+    with pytest.raises(SpecError, match="no rates"):
+        estimate(plan, tmp_path / "out", 100, 64, None)
+    (tmp_path / "out").mkdir()
+    lines = log(*FIRST, PassDone("read → normalize", 2, 2, 5.0), *ROUND)
+    (tmp_path / "out" / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    text, data = estimate(plan, tmp_path / "out", 100, 64, 2.0)
+    size = sum(path.stat().st_size for path in (tmp_path / "in").rglob("*.jsonl"))
+    assert data["text_bytes"] == size
+    assert data["cpu_hours"] * 3600 == pytest.approx(size * 6.0 / 8000)
+    tasks = 2 * sum(len(inputs.tasks) for inputs in plan.inputs.values())
+    hours = (data["cpu_hours"] / (6400 * EFFICIENCY)) + DRIVER * tasks / 3600
+    assert data["hours"] == pytest.approx(max(hours, max(t.bytes for i in plan.inputs.values() for t in i.tasks) * 4.0 / 8000 / 3600))
+    assert data["cost"] == pytest.approx(data["hours"] * 200)
+    assert "on 100 nodes of 64 CPUs" in text
+
+
+def test_after_a_build_plan_knows_its_own_rates(tmp_path: Path) -> None:
+    make_inputs(tmp_path / "in", files=2)
+    config = write_config(tmp_path, tmp_path / "in", "  - normalize\n")
+    build = [sys.executable, "-m", "pipeline.cli"]
+    assert subprocess.run([*build, "build", "-q", "--inline", str(config)], check=False, stdout=subprocess.DEVNULL).returncode == 0
+    done = subprocess.run(
+        [*build, "plan", str(config), "--nodes", "100", "--node-cpus", "64", "--node-price", "3"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cost      " in done.stdout
+    assert "scratch   " in done.stdout
