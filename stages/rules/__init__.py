@@ -26,7 +26,7 @@ from stages.document import text_buffers, with_column
 from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
 from stages.rules.lines import clean_lines
 from stages.rules.presets import PRESETS, Preset
-from stages.rules.statistics import measure
+from stages.rules.statistics import Depth, measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.stage import RowStage
 from stages.text import VERSION
@@ -219,9 +219,11 @@ class Rules(RowStage):
         """`(texts after the line rules, numbers, numbers of these texts, bool [N] scripts without spaces)`."""
         texts = batch.column("text")
         lists = STOP_WORDS if self.stop_words is None else {"given": self.stop_words}
-        ngrams = any(rule.field in _NGRAMS for rule in rules)
+        depth: Depth = "words" if any(rule.name.startswith("gopher_") for rule in rules) else "lines"
+        if any(rule.field in _NGRAMS for rule in rules):
+            depth = "ngrams"
         short = self.limit("short_line_length") or 0
-        numbers, found_NL = measure(*text_buffers(texts), ngrams, short, lists)
+        numbers, found_NL = measure(*text_buffers(texts), depth, short, lists)
         numbers["stop_words"] = self._stop_words(batch, found_NL, list(lists))
         unspaced_N = numbers["units"] * UNSPACED_FROM > numbers["words"]
         if not self.limit("line_rules"):
@@ -242,7 +244,7 @@ class Rules(RowStage):
             lorem_ipsum="c4_lorem_ipsum" in names,
             curly_brackets="c4_curly_bracket" in names,
         )
-        after, _ = measure(*text_buffers(cleaned), False, short, {})
+        after, _ = measure(*text_buffers(cleaned), "lines", short, {})
         after["unbroken"] = after["characters"] - after["newlines"]
         numbers |= {name: _scattered(values, left, len(batch)) for name, values in line_numbers.items()}
         later = {name: _scattered(values, left, len(batch)) for name, values in after.items()}

@@ -177,7 +177,7 @@ def test_chinese_is_kept_by_every_preset_for_text():
 
 def test_chinese_with_english_words_counts_as_chinese():
     texts = batch([TEXTS["zh mixed"], GOOD, ZH]).column("text")
-    numbers, _ = measure(*text_buffers(texts), False, 30, {})
+    numbers, _ = measure(*text_buffers(texts), "words", 30, {})
     assert (3 * numbers["units"] > numbers["words"]).tolist() == [True, False, True]
 
 
