@@ -150,7 +150,7 @@ def _alone(data, i, end, classes):
         return np.int64(-1)
     value = np.int64(classes[_code(data, i)])
     kind = value & CLASS
-    if kind == OTHER or kind == SPACE:
+    if kind in (OTHER, SPACE):
         return value
     if kind != UNIT:
         return np.int64(-1)
