@@ -58,7 +58,7 @@ demo: $(VENV)/.installed-train $(DEMO)/corpus.yaml  ## build a corpus from text 
 	$(BIN)/pipeline build $(DEMO)/corpus.yaml
 	$(BIN)/pipeline verify $(DEMO)/out/manifest.json --deep
 	$(BIN)/trainer fit --manifest $(DEMO)/out/manifest.json --out $(DEMO)/run $(FIT)
-	@printf '\n%s\n' \
+	@printf '%s\n' "" \
 	  "config        $(DEMO)/corpus.yaml" \
 	  "corpus        $(DEMO)/out/manifest.json" \
 	  "report        $(DEMO)/out/report.html     (what every stage kept and dropped, with examples)" \
@@ -76,8 +76,10 @@ lint: $(VENV)/.installed-dev  ## ruff
 types: $(VENV)/.installed-dev  ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-bench  ## run every benchmark in benchmarks/
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench: $(VENV)/.installed-bench  ## run every benchmark in benchmarks/ (hours; each also by hand: python -m benchmarks.NAME)
+	for script in $$(grep -l __main__ benchmarks/*.py); do \
+	  echo "== $$script"; $(BIN)/python -m "benchmarks.$$(basename "$$script" .py)"; \
+	done
 
 clean:  ## remove the environment, the demo and all caches
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -52,7 +52,7 @@ def ours(texts: pa.Array, vocab_size: int) -> np.ndarray:
 def by_library(texts: list[str], vocab_size: int) -> Tokenizer:
     """The same by tokenizers."""
     library = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PATTERN.regex), "isolated")
+    split = pre_tokenizers.Split(Regex(PATTERN.regexes[0]), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     library.decoder = decoders.ByteLevel()
@@ -70,7 +70,7 @@ def by_library(texts: list[str], vocab_size: int) -> Tokenizer:
 def by_rustbpe(texts: list[str], vocab_size: int) -> rustbpe.Tokenizer:
     """The same by rustbpe."""
     made = rustbpe.Tokenizer()
-    made.train_from_iterator(iter(texts), vocab_size - 1, pattern=PATTERN.regex)
+    made.train_from_iterator(iter(texts), vocab_size - 1, pattern=PATTERN.regexes[0])
     return made
 
 

@@ -21,8 +21,7 @@ from stages.decontaminate import Decontaminate
 
 def main() -> None:
     """Three lengths of n-grams over the same documents."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of items and documents")
+    parser = measure.labelled_parser(__doc__, "folder of items and documents")
     options = parser.parse_args()
     measure.one_core()
     report = measure.Report("decontamination", options)

@@ -108,8 +108,7 @@ def archives(report: measure.Report, shared: Path) -> None:
 
 def main() -> None:
     """Prints one measure a line."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder that holds data/")
+    parser = measure.labelled_parser(__doc__, "the folder that holds data/")
     options = parser.parse_args()
     measure.one_core()
     report = measure.Report("extraction", options)

@@ -53,8 +53,7 @@ def score(report: measure.Report, name: str, stage: Language, cases: list[tuple[
 
 def main() -> None:
     """The built-in identifier, and a model if one is given."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of labelled texts")
+    parser = measure.labelled_parser(__doc__, "folder of labelled texts")
     parser.add_argument("--model", help="a fastText model to compare with")
     options = parser.parse_args()
     measure.one_core()

@@ -36,8 +36,24 @@ def one_core() -> None:
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that knows --quick and --json."""
     made = argparse.ArgumentParser(description=(description or "").split("\n")[0])
-    made.add_argument("--quick", action="store_true", help="less data, seconds instead of minutes; nothing is kept")
+    made.add_argument(
+        "--quick", action="store_true", help="less data, seconds instead of minutes; nothing is kept"
+    )
     made.add_argument("--json", action="store_true", help="one JSON object per measure")
+    return made
+
+
+def labelled_parser(description: str | None, help: str) -> argparse.ArgumentParser:
+    """The same with --data DIR, which is the shared data where the environment names it."""
+    made = parser(description)
+    place = os.environ.get("GRISTMILL_DATA")
+    made.add_argument(
+        "--data",
+        type=Path,
+        required=place is None,
+        default=place and Path(place),
+        help=f"{help}; default: $GRISTMILL_DATA",
+    )
     return made
 
 
@@ -64,7 +80,13 @@ class Report:
     ) -> None:
         """A rate of ours beside that of a peer in the same unit, both of this run."""
         ratio = round(ours / peer, 3) if peer else None
-        row = {"name": name, "ours": _short(ours), "peer": _short(peer), "peer_name": peer_name, "ratio": ratio}
+        row = {
+            "name": name,
+            "ours": _short(ours),
+            "peer": _short(peer),
+            "peer_name": peer_name,
+            "ratio": ratio,
+        }
         beside = f"   {peer_name} {_short(peer):,}   x {ratio:,}" if peer else ""
         self._add({**row, "unit": unit}, f"{name:28} {_short(ours):>12,} {unit}{beside}")
 
@@ -95,7 +117,9 @@ def machine() -> dict[str, Any]:
     """Processor, cores, load and versions: enough to read the figures by."""
     try:
         cpu = next(
-            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").open()
+            if line.startswith("model name")
         )
     except (OSError, StopIteration):
         cpu = platform.processor()
@@ -112,8 +136,12 @@ def machine() -> dict[str, Any]:
 def commit() -> str:
     """The commit of the working tree, with `+` when it was changed since; `none` outside of a repository."""
     folder = Path(__file__).parent
-    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True
+    )
     if head.returncode:
         return "none"
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True).stdout
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True
+    ).stdout
     return head.stdout.strip() + ("+" if changed.strip() else "")

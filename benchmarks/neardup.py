@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Report, one_core, parser
+from benchmarks.measure import Report, labelled_parser, one_core
 
 one_core()
 
@@ -63,7 +63,6 @@ class Documents:
         self.pairs = np.array(pairs)
         self.similarity = np.array([_jaccard(sets[a], sets[b]) for a, b in pairs])
         self.known = dict(zip(pairs, self.similarity.tolist(), strict=True))
-
 
     def apart(self, pairs: np.ndarray) -> np.ndarray:
         """Some of these pairs (row numbers), in an order drawn once, so that each group of variants is in one at most."""
@@ -126,14 +125,19 @@ def quality(report: Report, documents: Documents, seeds: int) -> None:
     runs = [removal(documents, seed) for seed in range(seeds)]
     groups = {"all": np.ones(len(documents.cjk), bool), "cjk": documents.cjk, "spaced": ~documents.cjk}
     near = documents.similarity >= threshold + 0.1
-    alike = {row for pair in documents.pairs[documents.similarity >= threshold - 0.1].tolist() for row in pair}
+    alike = {
+        row for pair in documents.pairs[documents.similarity >= threshold - 0.1].tolist() for row in pair
+    }
     for group, members in groups.items():
         chosen = documents.pairs[near & members[documents.pairs[:, 0]]].tolist()
         found = sum(a in gone or b in gone for gone, _ in runs for a, b in chosen)
         report.accuracy(f"neardup.found.{group}", f"share of pairs with J >= {threshold + 0.1:.2g}",
                         found / max(len(chosen) * seeds, 1), len(chosen) * seeds)  # fmt: skip
         true = [
-            documents.known.get((min(r, s), max(r, s)), 0.0) for _, proofs in runs for r, s, _ in proofs if members[r]
+            documents.known.get((min(r, s), max(r, s)), 0.0)
+            for _, proofs in runs
+            for r, s, _ in proofs
+            if members[r]
         ]
         wrong = sum(j < threshold - 0.15 for j in true)
         report.accuracy(f"neardup.wrong.{group}", f"share of removals with J < {threshold - 0.15:.2g}",
@@ -145,8 +149,7 @@ def quality(report: Report, documents: Documents, seeds: int) -> None:
 
 def main() -> None:
     """Every set below --data."""
-    options = parser(__doc__)
-    options.add_argument("--data", type=Path, required=True, help="folder with docs.jsonl.zst and pairs.jsonl.zst")
+    options = labelled_parser(__doc__, "folder with docs.jsonl.zst and pairs.jsonl.zst")
     chosen = options.parse_args()
     report = Report("neardup", chosen)
     found = sorted(path.parent for path in chosen.data.rglob("docs.jsonl.zst"))

@@ -9,7 +9,6 @@ and `valid`. A found span is right if it overlaps a labelled one of its kind; ty
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
@@ -64,8 +63,7 @@ class Counts:
 
 def main() -> None:
     """Spans, texts without any, and single values."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of labelled texts")
+    parser = measure.labelled_parser(__doc__, "folder of labelled texts")
     options = parser.parse_args()
     measure.one_core()
     report = measure.Report("pii", options)

@@ -47,8 +47,7 @@ def by_class(report: measure.Report, name: str, cases: list[dict[str, Any]], kep
 
 def main() -> None:
     """Classifier, rules, and both."""
-    parser = measure.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of labelled texts")
+    parser = measure.labelled_parser(__doc__, "folder of labelled texts")
     options = parser.parse_args()
     measure.one_core()
     report = measure.Report("quality", options)

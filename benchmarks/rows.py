@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from benchmarks.measure import cpu_seconds
 from pipeline.engine.records import FileRef, Part, StepRecord
-from pipeline.engine.rounds import Gathered, StepTask
+from pipeline.engine.rounds import Gathered, StepCommon, StepTask
 from pipeline.engine.sealed import ArrowFile
 from pipeline.engine.task import StageUse
+from pipeline.engine.work import Work
 from stages.dedup import signature
 from stages.dedup.minhash import MinhashDedup
 from stages.exchange import binary_of, read_inbox
@@ -153,7 +154,7 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Sequence[Callable[[]
         made = []
         for index in [p.index for p in infos] if step.over is None else range(step.over):
             use = StageUse(stage.name, stage)
-            task = StepTask("", step.name, str(folder), use, step, index, gathered, tuple(boxes), 0)
+            task = StepTask("", step.name, index, StepCommon(str(folder), use, step, gathered, tuple(boxes), 0))
             text, spent, memory = _in_child(lambda task=task: next(iter(task.run())).model_dump_json())
             made.append(StepRecord.model_validate_json(text).file)
             seconds, peak = seconds + spent, max(peak, memory)
@@ -168,7 +169,7 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Sequence[Callable[[]
 def _seal(folder: Path, make: Callable[[], pa.Table]) -> str:
     """Rows and reference of an emission that is written."""
     table = make()
-    with ArrowFile(folder, "emit.arrow") as file:
+    with ArrowFile(Work(folder), "emit.arrow") as file:
         for batch in table.to_batches():
             file.write(batch)
         return f"{table.num_rows}\n{file.seal().model_dump_json()}"

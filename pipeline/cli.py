@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ class Output:
             click.echo("\n\n".join(render(p, self.color) for p in problems), err=True)
 
 
+class Place(click.ParamType):
+    """A file or folder on a disk, or an address of a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        if not isinstance(value, str) or "://" not in value:
+            return Path(value)
+        from stages.storage.address import located
+
+        return located(value)
+
+
 def common(command: Callable[..., int | None]) -> Callable[..., None]:
     """The options that every command has; turns errors into messages and exit codes."""
 
@@ -106,7 +120,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command
     )
     command = click.option(
-        "--address", metavar="A", help="Ray: local, cluster or host:port. Overrides run.address."
+        "--address",
+        metavar="A",
+        help="Ray: local, cluster or host:port; http://head:8265 submits a job. Overrides run.address.",
     )(command)
     command = click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")(
         command
@@ -170,6 +186,7 @@ def check(out: Output, config: Path, overrides: tuple[str, ...], origins: bool) 
 def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
     """Show what a build would do: inputs, passes, what is left out."""
     from pipeline.corpus import load_corpus
+    from pipeline.engine.epochs import reading
     from pipeline.engine.intake import done_before
     from pipeline.engine.plan import make_plan
     from pipeline.engine.store import Journal
@@ -186,6 +203,9 @@ def plan(out: Output, config: Path, overrides: tuple[str, ...]) -> int:
             for n, i in made.inputs.items()
         },
     }
+    read = reading(made)
+    if read is not None:
+        data["mix"] = asdict(read)
     text = plan_text(made)
     if cached:
         text += f"\ncached   pass 1: {cached:,} of {tasks:,} tasks (same config, stages and inputs)"
@@ -215,9 +235,7 @@ def build(
         )
         out.next(f"pipeline build {config}")
         return 0
-    from pipeline.launch import build_corpus
-
-    return build_corpus(out, config, overrides, until=until, **how)
+    return _run(out, config, overrides, until, **how)
 
 
 @main.command("train-tokenizer")
@@ -226,9 +244,59 @@ def build(
 @common
 def train_tokenizer(out: Output, config: Path, overrides: tuple[str, ...], **how: Any) -> int:
     """Build as far as the tokenizer: the same work, the same cache as `build`."""
+    return _run(out, config, overrides, "tokenizer", **how)
+
+
+def _run(out: Output, config: Path, overrides: tuple[str, ...], until: str | None, **how: Any) -> int:
+    """A build, here or as a job on a cluster."""
+    address = how["address"]
+    if address is not None and address.startswith(("http://", "https://")):
+        from pipeline.submit import submit as send
+
+        return send(out, config, overrides, address, until=until, fresh=how["fresh"])
     from pipeline.launch import build_corpus
 
-    return build_corpus(out, config, overrides, until="tokenizer", **how)
+    return build_corpus(out, config, overrides, until=until, **how)
+
+
+@main.command()
+@config_options
+@click.option(
+    "--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS."
+)
+@click.option("--until", metavar="STAGE", help="Stop after this stage; `tokenizer` is one.")
+@click.option("--fresh", is_flag=True, help="Forget what earlier builds did in this folder.")
+@click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
+@common
+def submit(
+    out: Output,
+    config: Path,
+    overrides: tuple[str, ...],
+    address: str | None,
+    until: str | None,
+    fresh: bool,
+    no_wait: bool,
+    installed: bool,
+) -> int:
+    """Build on a Ray cluster as a job, and watch it. If such a job is running already, watch that one."""
+    from pipeline.submit import submit as send
+
+    return send(out, config, overrides, address, until=until, fresh=fresh, wait=not no_wait, installed=installed)
+
+
+@main.command()
+@click.argument("action", type=click.Choice(["status", "logs", "stop"]))
+@click.argument("job", metavar="[ID]", required=False)
+@click.option(
+    "--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS."
+)
+@common
+def jobs(out: Output, action: str, job: str | None, address: str | None) -> int:
+    """Show the jobs of a cluster, watch one from its first line on, or stop it."""
+    from pipeline.submit import jobs as manage
+
+    return manage(out, action, job, address)
 
 
 @main.command("try")
@@ -274,7 +342,7 @@ def train_quality(
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @common
 def status(out: Output, path: Path) -> int:
     """Say how far a build is and whether one is running. PATH is a corpus.yaml or an output folder."""
@@ -286,7 +354,7 @@ def status(out: Output, path: Path) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.option("--source", help="Only this source.")
 @click.option("--dropped", is_flag=True, help="Show dropped documents with reason, value and survivor.")
 @click.option("--kept", is_flag=True, help="Show kept documents, decoded from the shards.")
@@ -333,7 +401,7 @@ def tokenize(out: Output, path: Path, tokenizer: Path) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.argument("document", metavar="DOC")
 @common
 def why(out: Output, path: Path, document: str) -> int:
@@ -346,7 +414,7 @@ def why(out: Output, path: Path, document: str) -> int:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Place())
 @click.option("--deep", is_flag=True, help="Read every byte: digests, ids, one EOS per document.")
 @common
 def verify(out: Output, path: Path, deep: bool) -> int:
@@ -382,7 +450,7 @@ def pack(out: Output, path: Path, lengths: tuple[int, ...]) -> int:
 
 
 @main.command()
-@click.argument("path", metavar="MANIFEST", type=click.Path(path_type=Path))
+@click.argument("path", metavar="MANIFEST", type=Place())
 @click.option("--to", "target", type=click.Choice(["megatron", "hf-datasets", "parquet"]), required=True,
               help="What to write.")  # fmt: skip
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
@@ -401,15 +469,18 @@ def export(out: Output, path: Path, target: str, folder: Path) -> int:
               help="What the files are.")  # fmt: skip
 @click.option("--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True,
               help="The tokenizer.json that made the ids.")  # fmt: skip
+@click.option("--eos", metavar="TOKEN", help="The token that ends documents, where it has an unusual name.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), required=True, help="The folder of the corpus.")
 @click.option("--shard-tokens", default=128_000_000, show_default=True, help="Tokens of one shard.")
 @common
-def bring(out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, folder: Path, shard_tokens: int) -> int:
+def bring(
+    out: Output, inputs: tuple[str, ...], kind: str, tokenizer: Path, eos: str | None, folder: Path, shard_tokens: int
+) -> int:
     """Make a corpus of token files of other tools. Each file becomes a source."""
     from pipeline.commands.bring import bring as take
     from pipeline.commands.bring import source_of
 
-    text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens)
+    text, data = take(kind, dict(source_of(one) for one in inputs), tokenizer, folder, shard_tokens, eos=eos)
     out.result(text, data)
     out.next(f"pipeline verify {folder / 'manifest.json'} --deep")
     return 0

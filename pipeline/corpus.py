@@ -133,7 +133,7 @@ class Tokenizer(Model):
         dict[str, Weight] | None, Field(description="Shares of the sources in that text. Left out: `mix`, or by bytes.")
     ] = None
     pattern: Annotated[
-        Literal["gpt2", "gpt4", "llama3", "qwen2"] | None,
+        Literal["gpt2", "gpt4", "llama3", "qwen2", "deepseek"] | None,
         Field(description="How text is cut before merges. Left out: llama3, which is that of gpt4."),
     ] = None
     digits: Annotated[
@@ -246,6 +246,11 @@ class Corpus(Model):
     def default_stages(self) -> bool:
         """Whether the file names no stages, so that the default ones run; `plan` says so."""
         return self._default_stages
+
+    @property
+    def tree(self) -> Table:
+        """The file as it was read, with `extends` and `--set` in it and the place of every value."""
+        return self._tree
 
     def where(self, path: Path, key: bool = False) -> Where | None:
         """The place of a value (or its key) in the file; of what is above it if it was not given."""

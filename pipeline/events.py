@@ -7,12 +7,16 @@ build runs. An event says what happened, in numbers; how it looks is `show.py`'s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import orjson
+
+from stages.storage.address import Address
+
+#: A log on a store is written down this often.
+PIECE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,11 @@ Listener = Callable[[Event], None]
 class Events:
     """Where events go: a file in the run folder and any number of listeners."""
 
-    def __init__(self, path: Path | None = None, listeners: tuple[Listener, ...] = ()) -> None:
+    def __init__(self, path: Any = None, listeners: tuple[Listener, ...] = ()) -> None:
         self._listeners = listeners
-        self._file = open(path, "ab") if path is not None else None
+        self._file: Any = None
+        if path is not None:
+            self._file = _Pieces(path) if isinstance(path, Address) else open(path, "ab")
 
     def __call__(self, event: Event) -> None:
         """Writes the event down, then tells the listeners."""
@@ -153,7 +159,50 @@ class Events:
             self._file.close()
 
 
+class _Pieces:
+    """A log on a store: `events/<time>.jsonl`, every few seconds one, since a file there cannot grow."""
+
+    def __init__(self, path: Address) -> None:
+        self._folder = path.parent / path.stem
+        self._lines: list[bytes] = []
+        self._since = time.monotonic()
+
+    def write(self, line: bytes) -> None:
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        if time.monotonic() - self._since > PIECE_SECONDS:
+            self._put()
+
+    def _put(self) -> None:
+        if self._lines:
+            (self._folder / f"{time.time_ns():020d}.jsonl").write_bytes(b"".join(self._lines))
+        self._lines, self._since = [], time.monotonic()
+
+    def close(self) -> None:
+        self._put()
+
+
+def event_lines(out: Any) -> Iterator[bytes]:
+    """All lines of the log in an output folder (path or address), oldest first; what a kill cut short is left out."""
+    log = out / "events.jsonl"
+    if isinstance(log, Address):
+        for piece in (log.parent / log.stem).iterdir():
+            yield from piece.read_bytes().splitlines(keepends=True)
+    elif log.exists():
+        with open(log, "rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+
+
 #: Every event kind with its fields, for the documentation test.
 KINDS: dict[str, tuple[str, ...]] = {
     cls.kind: tuple(f.name for f in fields(cls)) for cls in Event.__subclasses__()
 }
+
+
+def event_of(row: dict[str, object]) -> Event | None:
+    """The event that a JSON line came from; None for a kind that this version does not know."""
+    found = next((cls for cls in Event.__subclasses__() if cls.kind == row.get("event")), None)
+    if found is None:
+        return None
+    return found(**{field.name: row[field.name] for field in fields(found) if field.name in row})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from pipeline.engine.executor import Executor, Inline
 from pipeline.engine.plan import Plan, make_plan
 from pipeline.engine.run import Build
 from pipeline.engine.state import BuildResult
-from pipeline.engine.store import Store
+from pipeline.engine.store import Store, remove_folder
 from pipeline.events import Event, Events
 from pipeline.output.finish import RUN_FILE
 from pipeline.show import Display, funnel, span, table
@@ -41,15 +40,19 @@ def build_corpus(
     address: str | None,
     fresh: bool,
     log_file: Path | None,
+    patient: bool = True,
 ) -> int:
-    """Runs a build for a command and says what came of it. Returns the exit code."""
+    """Runs a build for a command and says what came of it. Returns the exit code.
+
+    patient  whether the first signal lets running tasks finish; if not, it ends the build as the second one would
+    """
     corpus = load_corpus(config, (*overrides, *([f"run.address={address}"] if address else [])))
     plan = make_plan(corpus)
     _check_until(plan, until)
     if fresh and plan.out.exists():
         with Store(plan.out):
             pass  # refuses while another build holds the folder
-        shutil.rmtree(plan.out / "work")
+        remove_folder(plan.out / "work")
     log = open(log_file, "a", encoding="utf-8") if log_file else None
     displays = [Display(quiet=out.quiet or out.as_json, verbose=out.verbose)]
     if log is not None:
@@ -60,7 +63,7 @@ def build_corpus(
         with Store(plan.out) as store:
             events = Events(plan.out / "events.jsonl", (*displays, *([_echo] if out.as_json else [])))
             try:
-                result = Build(plan, store, executor, events).run(until)
+                result = Build(plan, store, executor, events, patient).run(until)
             finally:
                 executor.close()
                 events.close()

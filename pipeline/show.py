@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline import events
+from pipeline.engine.epochs import BYTES_A_TOKEN, MANY_EPOCHS, reading
 from stages.contract.problem import display_width, printable
 from stages.dedup.shares import audit_text
-from stages.readers import compression_of
+from stages.storage.address import Address
 
 if TYPE_CHECKING:
     from pipeline.engine.plan import Plan
@@ -29,8 +30,6 @@ HEARTBEAT_SECONDS = 30.0
 #: Bytes in `work/` for each byte of text, about: text is stored lz4-compressed once per pass that changes it, and
 #: tokens, signatures and exchanges come on top. Measured on 82 MB of mixed text with all stages on: 2.9.
 SCRATCH_PER_BYTE = 3
-#: Bytes of text for each byte of a compressed input, about (the same text: 4.2).
-EXPANSION = 4
 
 
 class Display:
@@ -272,8 +271,9 @@ def plan_text(plan: Plan) -> str:
         for use in (*step.rows, *step.after):
             lines += [f"         {use.label}: {printable(note)}" for note in _notes(use.stage)]
     lines.append(
-        f"needs    scratch about {size(_scratch(plan))} in {plan.out / 'work'} (free {size(_free(plan.out))})"
+        f"needs    scratch about {size(_scratch(plan))} in {plan.out / 'work'}{_free(plan.out)}"
     )
+    lines += _epochs(plan)
     for name, inputs in plan.inputs.items():
         lines += [
             f"warning  {name}: {printable(uri)} ({size(n)}) cannot be split: one worker reads it from front to back"
@@ -282,16 +282,39 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _epochs(plan: Plan) -> list[str]:
+    """What training by the weights of the config reads: shares of each phase, and epochs."""
+    read = reading(plan)
+    if read is None:
+        return []
+    about = "" if read.measured else "about "
+    length = "as the config says" if read.asked else "as long as the corpus"
+    source = "of the corpus in the output folder" if read.measured else f"from {BYTES_A_TOKEN} bytes a token"
+    rows = [
+        (printable(name), f"{about}{tokens:,}", *(f"{100 * s[name]:.1f} %" for s in read.shares.values()), f"{read.epochs[name]:.2f}")
+        for name, tokens in read.tokens.items()
+    ]
+    head = ("mix", "tokens", *(printable(name) for name in read.shares), "epochs")
+    lines = ["", table(head, rows), f"epochs   of a run of {about}{read.total:,} tokens, {length}; tokens {source}"]
+    many = [name for name, epochs in read.epochs.items() if epochs > MANY_EPOCHS]
+    if many:
+        lines.append(
+            f"warning  {', '.join(map(printable, many))}: read more than {MANY_EPOCHS:.0f} times; above that, repeated text is "
+            "worth clearly less than new text"
+        )
+    return lines
+
+
 def _scratch(plan: Plan) -> int:
-    slices = [s for inputs in plan.inputs.values() for task in inputs.tasks for s in task.slices]
-    files = {(s.slice.path, s.size, compression_of(s.slice.uri) is not None) for s in slices}
-    return SCRATCH_PER_BYTE * sum(size * (EXPANSION if compressed else 1) for _, size, compressed in files)
+    return SCRATCH_PER_BYTE * sum(inputs.text_bytes for inputs in plan.inputs.values())
 
 
-def _free(path: Path) -> int:
+def _free(path: Path | Address) -> str:
+    if isinstance(path, Address):
+        return ""
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return f" (free {size(shutil.disk_usage(path).free)})"
 
 
 def _notes(stage: Any) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from stages.contract.files import atomic_file
+from stages.contract.files import atomic_file, on_disk
 from stages.contract.names import canonical_json
 from stages.stage import Outbox
 
@@ -111,7 +111,7 @@ def _stable_order(numbers: np.ndarray) -> np.ndarray:
     return np.argsort(numbers, kind="stable")
 
 
-def read_inbox(paths: Sequence[str | Path], channel: str, index: int) -> pa.Table:
+def read_inbox(paths: Sequence[Any], channel: str, index: int) -> pa.Table:
     """The rows that the producers (`paths`, in their order) sent to address `index` on `channel`.
 
     Columns lie in the memory-mapped files; each producer's rows are one chunk. No rows, but the schema, when
@@ -137,9 +137,9 @@ def read_inbox(paths: Sequence[str | Path], channel: str, index: int) -> pa.Tabl
     return pa.table({}) if silent is None else pa.ipc.open_file(silent).schema.empty_table()
 
 
-def _find_section(path: str | Path, channel: str) -> tuple[pa.Buffer, np.ndarray] | None:
+def _find_section(path: Any, channel: str) -> tuple[pa.Buffer, np.ndarray] | None:
     """The IPC file of a channel and the address of each of its batches, uint32; None without the channel."""
-    with pa.memory_map(str(path)) as mapped:
+    with pa.memory_map(str(on_disk(path))) as mapped:
         content = mapped.read_buffer()  # keeps the mapping alive; nothing is copied
     end = content.size - _TAIL
     if end < len(MAGIC) or content[end + 8 :].to_pybytes() != MAGIC:

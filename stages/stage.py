@@ -41,6 +41,10 @@ class Stage(BaseModel):
     #: Whether `apply` may change `text`.
     changes_text: ClassVar[bool] = False
 
+    #: CPUs and GPUs that a worker needs for it. A stage that uses threads or a model on a GPU asks for more.
+    cpus: ClassVar[float] = 1.0
+    gpus: ClassVar[float] = 0.0
+
     only: Annotated[tuple[str, ...] | None, Field(description="Run on these sources only.")] = None
     except_: Annotated[
         tuple[str, ...] | None, Field(alias="except", description="Run on all sources but these.")
@@ -55,6 +59,10 @@ class Stage(BaseModel):
     def adds(self) -> dict[str, pa.DataType]:
         """The columns that `apply` adds, with their types."""
         return {}
+
+    def memory(self) -> int:
+        """Bytes that a worker needs for the models and lists of this stage, beside the batch."""
+        return 0
 
     def recipe(self) -> dict[str, str]:
         """Versions and digests of the packages, tables and models whose output reaches the data."""

@@ -53,6 +53,7 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> T
     return _per_document(q_THD, k_TKD, v_TKD, segments.starts)
 
 
+@torch.compiler.disable  # its loop follows the documents of a batch: compiled, it would be compiled for each batch
 def _per_document(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, starts: tuple[int, ...]) -> Tensor:
     q_HTD = q_THD.transpose(0, 1)
     k_HTD = _spread(k_TKD, q_THD.shape[1]).transpose(0, 1)

@@ -1,26 +1,28 @@
-"""The command line: `trainer plan`, `fit`, `batch`, `where`, `order-check`.
+"""The command line: `trainer plan`, `fit`, `verify`, `eval`, `sample`, `batch`, `where`, `order-check`, `schema`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
-torch is imported by `fit` alone, after everything that can be checked without it has been.
+torch is imported by commands that need a model alone, after everything that can be checked without it has been.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
+    from trainer.draft import Machine
     from trainer.plan import Plan
 
 SCHEMA = 1
@@ -71,14 +73,28 @@ def reported(command: Callable[..., int]) -> Callable[..., None]:
                 if not options.get("rendezvous"):  # else the watchman has the last word
                     output.next(["trainer", "--help"] if code == 2 else ["trainer", *sys.argv[1:]])
             elif error.problems[0].code not in SHARED:
-                click.echo(f"rank {rank}: {printable(error.problems[0].message)}", err=True)
+                repairs = [f"\n = {printable(repair)}" for repair in error.problems[0].repairs]
+                click.echo(f"rank {rank}: {printable(error.problems[0].message)}{''.join(repairs)}", err=True)
         sys.exit(code)
 
     return run
 
 
-def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command that needs a plan takes."""
+class Place(click.ParamType):
+    """A file or folder on a disk, or an address of a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        if not isinstance(value, str) or "://" not in value:
+            return Path(value)
+        from stages.storage.address import located
+
+        return located(value)
+
+
+def options_of_a_plan(command: Callable[..., Any], corpus: bool = True) -> Callable[..., Any]:
+    """What every command that needs a plan takes; `corpus` says whether it needs one."""
     found = command
     for decorator in reversed(
         (
@@ -88,9 +104,9 @@ def options_of_a_plan(command: Callable[..., Any]) -> Callable[..., Any]:
                 "manifest_paths",
                 metavar="M",
                 multiple=True,
-                required=True,
-                type=click.Path(path_type=Path),
-                help="manifest.json of a built corpus, or its folder; may be repeated.",
+                required=corpus,
+                type=Place(),
+                help="manifest.json of a built corpus, its folder, or an address of either; may be repeated.",
             ),
             click.option(
                 "--set", "overrides", metavar="a.b=c", multiple=True, help="Override a value of the plan."
@@ -110,9 +126,20 @@ def cli() -> None:
 
 
 @cli.command()
-@options_of_a_plan
+@functools.partial(options_of_a_plan, corpus=False)
 @click.option("--gpus", type=click.IntRange(min=1), help="Plan for this many GPUs instead of this machine.")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of one of them, such as 80GiB.")
+@click.option("--explain", "fields", metavar="FIELD", multiple=True, help="Say why a value is what it is.")
+@click.option("--what-if", "changes", metavar="a.b=c", multiple=True, help="Show what another value would change.")
+@click.option("--init", is_flag=True, help="Write a complete plan.yaml, to PLAN or ./plan.yaml.")
+@click.option("--params", metavar="N", help="With --init: the size of the model, such as 1B.")
+@click.option("--fit-runs", "runs", metavar="RUN", multiple=True, type=click.Path(path_type=Path),
+              help="Fit the loss law of run folders, and say what it means for the plan.")
+@click.option("--page", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Write plan.html and plan.png there: curves, mixture, memory, readings.")
+@click.option("--fit-memory", is_flag=True, help="Find the largest micro-batch that fits, and what else frees memory.")
+@click.option("--trace", is_flag=True, help="Check the memory ledger by PyTorch's tracer; needs torch, but no GPU.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when there is a warning.")
 @reported
 def plan(
     output: Output,
@@ -121,14 +148,52 @@ def plan(
     overrides: tuple[str, ...],
     gpus: int | None,
     gpu_memory: str | None,
+    fields: tuple[str, ...],
+    changes: tuple[str, ...],
+    init: bool,
+    params: str | None,
+    runs: tuple[Path, ...],
+    page: Path | None,
+    fit_memory: bool,
+    trace: bool,
+    strict: bool,
 ) -> int:
-    """Solve the plan against the corpus and print what `fit` would run."""
+    """Solve the plan and print what `fit` would run; without a manifest, all that needs no corpus."""
+    from trainer import plan_command
+
     hardware = [f"hardware.gpus={gpus}"] if gpus else []
     hardware += [f"hardware.gpu_memory={gpu_memory}"] if gpu_memory else []
-    solved, _, _ = _resolve(plan_path, manifest_paths, (*overrides, *hardware), None)
-    _show(output, solved)
-    output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
-    return 0
+    hardware += [f"model.params={params}"] if params else []
+    overrides = (*overrides, *hardware)
+
+    def work_out(path: Path | None, more: Sequence[str] = ()) -> Any:
+        loaded, manifests, machine, _ = _inputs(path, manifest_paths, (*overrides, *more), None)
+        return plan_command.study(loaded, manifests, machine)
+
+    if init:
+        path = plan_path or Path("plan.yaml")
+        code = plan_command.init(output, work_out(None), path, lambda: work_out(path))
+        output.next(["trainer", "plan", *_arguments(path, manifest_paths, ())])
+        return code
+    if changes:
+        return plan_command.what_if(output, changes, lambda more: work_out(plan_path, more))
+    found = work_out(plan_path)
+    code = plan_command.exit_code(found, strict)
+    if fields:
+        plan_command.explain_all(output, found, fields)
+        return code
+    if runs:
+        return plan_command.fit_runs(output, found, runs)
+    if fit_memory:
+        return plan_command.fit_memory(output, found)
+    if trace:
+        return plan_command.trace(output, found)
+    if page is not None:
+        plan_command.page(output, found, page)
+    plan_command.show(output, found, code)
+    if not found.failed and manifest_paths:
+        output.next(["trainer", "fit", *_arguments(plan_path, manifest_paths, overrides)])
+    return code
 
 
 @cli.command()
@@ -201,19 +266,17 @@ def _train(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Threads that wait sleep: spinning ones make a step ten times slower where other programs share the cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        try:
+        with needs_torch():
             from trainer import parallel
-            from trainer.fit import Fit, describe_run
-        except ImportError as error:
-            hint = "pip install 'gristmill[train]'"
-            raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
+            from trainer.fit import Fit
+            from trainer.runfolder import describe_run
         world = parallel.join("cuda" if accelerators() else "cpu", rendezvous)
         emit = (lambda record: output.emit(record["kind"], record)) if output.as_json else None
         run = Fit(solved, loader, out, world, stop, emit=emit, quiet=output.quiet)
         try:
             run.resume()
             if world.first:
-                describe_run(out, solved, world, run.state.step)
+                describe_run(out, run.plan, world, run.state.step)
             end = run.run()
         except RuntimeError as error:  # what gloo and NCCL raise
             if world.size == 1:
@@ -226,7 +289,7 @@ def _train(
             run.close()
             parallel.leave()
     if world.first:
-        output.say(f"{out}: {run.state.step:,} of {solved.steps:,} steps done, {end.why}")
+        output.say(f"{out}: {run.state.step:,} of {run.plan.steps:,} steps done, {end.why}")
         if run.state.skipped:
             output.say(f"{run.state.skipped:,} steps were skipped; see {out}/incident-*.json")
         if output.as_json:
@@ -240,18 +303,37 @@ def _resolve(
     plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
 ) -> tuple[Plan, list[Manifest], list[Path]]:
     """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
+    from trainer.built import check_built
+    from trainer.plan import resolve
+
+    loaded, manifests, machine, folders = _inputs(plan_path, manifest_paths, overrides, world)
+    if world:
+        check_built(loaded)
+    return resolve(loaded, manifests, machine), manifests, folders
+
+
+def _inputs(
+    plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
+) -> tuple[Any, list[Manifest], Machine, list[Path]]:
+    """`(plan.yaml, manifests, machine, folders of the manifests)`, all that a plan is worked out from.
+
+    Without a manifest nothing can run here, so the plan is one for GPUs.
+    """
     from stages.contract.manifest import load_manifest
     from trainer.config import read_plan
+    from trainer.devices import gpu_here
+    from trainer.draft import Machine
     from trainer.launch import cores
-    from trainer.plan import Machine, resolve
 
     loaded = read_plan(plan_path, overrides)
     manifests = [load_manifest(path) for path in manifest_paths]
     hardware = loaded.value.hardware
     gpus = accelerators() if world else hardware.gpus or accelerators()
-    machine = Machine("cuda" if gpus else "cpu", cores(), world or gpus or 1, hardware.gpu_memory)
+    device: Literal["cpu", "cuda"] = "cuda" if gpus or not manifests or (not world and hardware.gpu) else "cpu"
+    here = gpu_here() if accelerators() else None
+    machine = Machine(device, cores(), world or gpus or 1, None, here)
     folders = [path if path.is_dir() else path.parent for path in manifest_paths]
-    return resolve(loaded, manifests, machine), manifests, folders
+    return loaded, manifests, machine, folders
 
 
 def _show(output: Output, solved: Plan, err: bool = False) -> None:
@@ -287,6 +369,151 @@ def accelerators() -> int:
     return (
         present if chosen is None else min(present, len([name for name in chosen.split(",") if name.strip()]))
     )
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=1), default=3, help="Steps before and after the save.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Processes to train with.")
+@click.option("--world", "worlds", type=click.IntRange(min=1), multiple=True, help="Go on with so many ranks, too.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs and verify.json; emptied first.")
+@reported
+def verify(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int,
+    ranks: int,
+    worlds: tuple[int, ...],
+    out: Path | None,
+) -> int:
+    """Prove that a stopped run goes on as if it had not been stopped, bit for bit."""
+    from stages.contract.names import path_name
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
+    with needs_torch():
+        from trainer.verify import proof_text, prove
+    folder = out or Path("runs") / f"{path_name(solved.name)}-verify"
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    proof = prove(solved, arguments, folder, steps, ranks, worlds, output.say)
+    code = 3 if proof.findings else 0
+    if output.as_json:
+        output.emit("result", {"exit": code} | proof.to_json(solved))
+    else:
+        click.echo(proof_text(proof))
+    output.next(["trainer", "fit", *arguments] if code == 0 else ["open", str(folder / "verify.json")])
+    return code
+
+
+def options_of_a_checkpoint(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which checkpoint a command looks at."""
+    run = click.option("--out", type=click.Path(path_type=Path), help="The run folder; left out: runs/<name of the plan>.")
+    step = click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step; left out: the newest.")
+    return run(step(click.option("--best", is_flag=True, help="The one with the best holdout loss.")(command)))
+
+
+@cli.command("eval")
+@options_of_a_plan
+@options_of_a_checkpoint
+@click.option("--rows", type=click.IntRange(min=1), help="Sequences of each source at most; left out: all.")
+@reported
+def evaluate(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    out: Path | None,
+    step: int | None,
+    best: bool,
+    rows: int | None,
+) -> int:
+    """Measure a checkpoint on the holdout: loss and bits per byte of each source."""
+    from trainer.loader import Loader
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    with Loader(folders, solved, manifests) as loader, _attached(solved, out, step, best) as (model, found, world):
+        from trainer.evaluate import evaluate as measure
+        from trainer.evaluate import held_text
+
+        held = measure(model, loader, world, solved.model.seq_len, solved.micro_batch or 1, rows)
+    if output.as_json:
+        sources = {
+            name: {"loss": one.loss, "bits_per_byte": one.bits_per_byte, "targets": one.targets, "bytes": one.bytes}
+            for name, one in held.items()
+        }
+        output.emit("result", {"exit": 0, "checkpoint": str(found.path), "step": found.step, "sources": sources})
+    else:
+        click.echo(held_text(held, found.step))
+    return 0
+
+
+@cli.command()
+@options_of_a_plan
+@options_of_a_checkpoint
+@click.option("--prompt", required=True, help="What the text begins with.")
+@click.option("--tokens", type=click.IntRange(min=1), default=100, help="Tokens to write at most.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the likeliest each time.")
+@click.option("--seed", type=int, default=0, help="Another seed, another text.")
+@reported
+def sample(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    out: Path | None,
+    step: int | None,
+    best: bool,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> int:
+    """Let a checkpoint write on behind a prompt."""
+    from stages.contract.problem import printable
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    tokenizer = manifests[0].tokenizer
+    with _attached(solved, out, step, best) as (model, found, world):
+        from trainer.sample import Codec, continued
+
+        codec = Codec(folders[0] / tokenizer.path)
+        ids = codec.ids(prompt)
+        sizes = (tokenizer.eos_id, tokenizer.vocab_size)
+        text = codec.text([*ids, *continued(model, ids, tokens, temperature, seed, *sizes, world.device)])
+    if output.as_json:
+        output.emit("result", {"exit": 0, "checkpoint": str(found.path), "step": found.step, "text": text})
+    else:
+        click.echo("\n".join(printable(line) for line in text.split("\n")))
+    return 0
+
+
+@contextlib.contextmanager
+def _attached(solved: Plan, out: Path | None, step: int | None, best: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """`(model, checkpoint, world)`: this process alone with the weights of a checkpoint."""
+    from stages.contract.names import path_name
+
+    with needs_torch():
+        from trainer import parallel
+        from trainer.attach import chosen, with_weights
+    found = chosen(out or Path("runs") / path_name(solved.name), step, best)
+    world = parallel.join("cuda" if accelerators() else "cpu")
+    try:
+        yield with_weights(solved, found, world), found, world
+    finally:
+        parallel.leave()
+
+
+@contextlib.contextmanager
+def needs_torch() -> Iterator[None]:
+    """Imports of a command that needs more than the base installation."""
+    from stages.contract.problem import Problem, RunError
+
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'gristmill[train]'"
+        raise RunError(Problem("R007", f"training needs {error.name}", repairs=(hint,))) from error
 
 
 @cli.command()
@@ -367,6 +594,41 @@ def order_check(
     else:
         click.echo(check_text(checks, findings, whole, solved.steps))
     return code
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+@reported
+def schema(output: Output) -> int:
+    """Print the JSON Schema of plan.yaml, for editors."""
+    from trainer.config import plan_schema
+
+    made = plan_schema()
+    if output.as_json:
+        output.emit("result", {"exit": 0, "schema_of_plan": made})
+    else:
+        click.echo(json.dumps(made, indent=2, ensure_ascii=False))
+    return 0
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--address", metavar="URL", help="The head's dashboard, http://head:8265; left out: RAY_API_SERVER_ADDRESS.")
+@click.option("--ranks", type=click.IntRange(min=1), required=True, help="Processes to train with, over all nodes.")
+@click.option("--gpus", is_flag=True, help="A GPU for each rank; left out: a CPU.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The run folder; every node has to see it.")
+@click.option("--patience", default=300.0, show_default=True, help="Seconds to wait for a lost node's replacement.")
+@click.option("--no-wait", is_flag=True, help="Come back as soon as the job is sent.")
+@click.option("--installed", is_flag=True, help="Use the program that the nodes have installed; it must be this one.")
+@reported
+def submit(output: Output, plan_path: Path | None, manifest_paths: tuple[Path, ...], overrides: tuple[str, ...],
+           address: str | None, ranks: int, **how: Any) -> int:
+    """Train on a Ray cluster as a job, and watch it. It goes on from the last checkpoint when a node is lost."""
+    from trainer.submit import submit as send
+
+    solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
+    _show(output, solved, err=True)
+    return send(output, solved, plan_path, manifest_paths, overrides, address, ranks, **how)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stages.contract.mixture import Mixture
-from trainer.equations import Draft
+from trainer.draft import Draft
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -48,5 +48,5 @@ def read_tombstones(draft: Draft) -> tuple[str, ...]:
         if word and not _ID.fullmatch(word[0]):
             draft.error("C005", f"{path}, line {number}: `{word[0][:40]}` is no document id (32 hex digits)", place)
         found.update(one.lower() for one in word)
-    draft.note(place, f"{len(found):,} documents", "")
+    draft.note(place, f"{len(found):,} documents", "", "derived")
     return tuple(sorted(found))

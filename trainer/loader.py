@@ -109,6 +109,8 @@ class Loader:
         manifests = [load_manifest(folder) for folder in folders] if manifests is None else manifests
         _check(folders, plan, manifests, deep)
         self.plan = plan
+        self.manifests = manifests
+        self.folders = [_folder(path) for path in folders]
         self._prefetch = prefetch
         self._allocate = allocate
         self._eos = manifests[0].tokenizer.eos_id
@@ -127,6 +129,12 @@ class Loader:
         self._lock = threading.Lock()
         self._workers: list[Ahead] = []
         self.waits = Waits()
+
+    def follow(self, plan: Plan) -> None:
+        """Read by another plan over the same manifests and sources from now on; iterators of the old one must be closed."""
+        assert [s.uid for s in plan.sources] == [s.uid for s in self.plan.sources]
+        with self._lock:
+            self.plan, self._ahead, self._last_step = plan, None, -2
 
     def batch(self, step: int, rank: int = 0, world: int = 1, micro: int = 1) -> Batch:
         """What `rank` of `world` reads in a step (0-based), at most `micro` rows in a forward pass.

@@ -52,12 +52,13 @@ def batch_documents(
                     "tokens": int(borders[i + 1] - borders[i]),
                     "number": number,
                 })  # fmt: skip
-    _add_origins(found, manifests, folders)
+    add_origins(found, manifests, folders)
     return found
 
 
-def _add_origins(found: list[dict[str, Any]], manifests: Sequence[Manifest], folders: Sequence[Path]) -> None:
-    """Puts `uri` and `record` into rows whose shard has a table of provenance."""
+def add_origins(found: list[dict[str, Any]], manifests: Sequence[Manifest], folders: Sequence[Path]) -> None:
+    """Turns `number` (of the document in its `source`) of each row into `uri` and `record`, where its shard has a
+    table of provenance."""
     shards = {
         name: (folder, source.shards)
         for manifest, folder in zip(manifests, folders, strict=True)

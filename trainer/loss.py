@@ -19,22 +19,66 @@ IGNORE = -100
 #: Logits of one chunk, in elements: 32 Mi are 128 MiB as float32.
 CHUNK_ELEMENTS = 1 << 25
 
+#: The vocabulary is a multiple of this; see `shape.padded_vocabulary`.
+BLOCK = 64
 
-def token_losses(hidden_TD: Tensor, head: Callable[[Tensor], Tensor], labels_T: Tensor, vocab: int) -> Tensor:
+Head = Callable[[Tensor], Tensor]
+
+
+def token_losses(
+    hidden_TD: Tensor, head: Head, labels_T: Tensor, vocab: int, z_loss: float = 0.0
+) -> Tensor:
     """-log p(label) for each token, natural log, float32 (T,); 0 where the label is `IGNORE`.
 
     `head` turns (N, D) into logits (N, vocab). A chunk's logits are freed after the forward pass and computed
     again in the backward pass. Chunk borders depend on `vocab` alone, so losses do not depend on memory.
+    `z_loss` adds z_loss log(sum(exp(logits)))^2 (Chowdhery et al. 2022, section 5) to the gradient, and nothing to
+    the values, which stay comparable.
     """
     rows = max(1, CHUNK_ELEMENTS // vocab)
     if hidden_TD.shape[0] <= rows:
-        return _chunk(hidden_TD, labels_T, head)
+        return _chunk(hidden_TD, labels_T, head, z_loss)
     parts = [
-        checkpoint(_chunk, hidden_ND, labels_N, head, use_reentrant=False)
+        checkpoint(_chunk, hidden_ND, labels_N, head, z_loss, use_reentrant=False)
         for hidden_ND, labels_N in zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
     ]
     return torch.cat(parts)
 
 
-def _chunk(hidden_ND: Tensor, labels_N: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-    return functional.cross_entropy(head(hidden_ND).float(), labels_N, ignore_index=IGNORE, reduction="none")
+def _chunk(hidden_ND: Tensor, labels_N: Tensor, head: Head, z_loss: float) -> Tensor:
+    logits = head(hidden_ND).float()
+    losses = functional.cross_entropy(logits, labels_N, ignore_index=IGNORE, reduction="none")
+    if z_loss:
+        penalty = z_loss * logits.logsumexp(-1).square() * (labels_N != IGNORE)
+        losses = losses + (penalty - penalty.detach())
+    return losses
+
+
+@torch.no_grad()
+def drawn_labels(hidden_TD: Tensor, head: Head, labels_T: Tensor, chance_T: Tensor, vocab: int) -> Tensor:
+    """`labels` with each real one replaced by a token drawn from the model: the first whose cumulative probability
+    is above `chance`, uniform in [0, 1). int64 (T,)."""
+    rows = max(1, CHUNK_ELEMENTS // vocab)
+    parts = [
+        _draw(head(hidden_ND).float().softmax(-1), chance_N)
+        for hidden_ND, chance_N in zip(hidden_TD.split(rows), chance_T.split(rows), strict=True)
+    ]
+    return torch.where(labels_T == IGNORE, labels_T, torch.cat(parts))
+
+
+def _draw(chances_NV: Tensor, chance_N: Tensor) -> Tensor:
+    """The token that each chance falls on, in two steps of sums by matrix product: torch's own cumulative sum has no
+    deterministic kernel on a GPU."""
+    blocks_NBK = chances_NV.view(len(chances_NV), -1, BLOCK)
+    ends_NB = _running(blocks_NBK.sum(-1))
+    block_N = (ends_NB <= chance_N[:, None]).sum(-1).clamp_max(ends_NB.shape[1] - 1)
+    row_N = torch.arange(len(chances_NV), device=chances_NV.device)
+    inside_NK = blocks_NBK[row_N, block_N]
+    before_N = torch.where(block_N > 0, ends_NB[row_N, (block_N - 1).clamp_min(0)], 0.0)
+    place_N = (before_N[:, None] + _running(inside_NK) <= chance_N[:, None]).sum(-1).clamp_max(BLOCK - 1)
+    return block_N * BLOCK + place_N
+
+
+def _running(x_NM: Tensor) -> Tensor:
+    size = x_NM.shape[1]
+    return x_NM @ torch.ones(size, size, dtype=x_NM.dtype, device=x_NM.device).triu()

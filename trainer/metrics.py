@@ -22,50 +22,51 @@ import numpy as np
 from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json
 from stages.contract.problem import printable
+from trainer.curves import loss_svg, page, thinned
 from trainer.loader import Batch
+from trainer.sinks import Sink
 
 #: Fields that differ between two runs of the same plan.
-TIMING = ("seconds", "tokens_per_second", "data_wait")
+TIMING = ("seconds", "tokens_per_second", "data_wait", "flops_per_second", "mfu", "memory")
 
 #: Seconds between two lines where nobody watches.
 HEARTBEAT = 30.0
 
 
 class Metrics:
-    """The file metrics.jsonl of a run folder; one process writes it."""
+    """The file metrics.jsonl of a run folder, its pictures and other sinks; one process writes them."""
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, step: int, name: str, sinks: Sequence[Sink] = ()) -> None:
         """Open it behind the lines of the first `step` steps; later ones are cut."""
         self.path = folder / "metrics.jsonl"
+        self.name = name
         kept = [record for record in read(self.path) if record["step"] <= step]
         write_atomic(self.path, b"".join(canonical_json(record) + b"\n" for record in kept))
-        self.curve = [(record["kind"], record["step"], record["loss"]) for record in kept]
         self._file = open(self.path, "ab")
-        self._board = _board(folder, step) if tensorboard else None
+        self._sinks = sinks
 
-    def write(self, record: dict[str, Any], board: bool = True) -> None:
-        """One line, visible to readers at once; on the TensorBoard too, if there is one and `board` says so."""
-        self.curve.append((record["kind"], record["step"], record["loss"]))
+    def write(self, record: dict[str, Any], due: bool = True) -> None:
+        """One line, visible to readers at once; to the other sinks too, if it is `due`."""
         self._file.write(canonical_json(record) + b"\n")
         self._file.flush()
-        if board and self._board is not None:
-            for name in ("loss", "lr", "grad_norm", "tokens_per_second"):
-                if isinstance(value := record.get(name), float):
-                    self._board.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+        for sink in self._sinks if due else ():
+            sink.write(record)
 
     def sync(self) -> None:
         """Put all lines on disk: a checkpoint must not outlive the lines before it."""
         os.fsync(self._file.fileno())
 
     def draw(self) -> None:
-        """Write the loss curve next to metrics.jsonl."""
-        write_atomic(self.path.with_name("loss.svg"), loss_svg(self.curve).encode())
+        """Write loss.svg and loss.html next to metrics.jsonl."""
+        records = thinned(self.path.read_bytes().split(b"\n"))
+        write_atomic(self.path.with_name("loss.svg"), loss_svg(records).encode())
+        write_atomic(self.path.with_name("loss.html"), page(records, self.name).encode())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close everything."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for sink in self._sinks:
+            sink.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -74,12 +75,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1]]
-
-
-def _board(folder: Path, step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 class Ticker:
@@ -181,45 +176,3 @@ def batch_rows(batch: Batch, sources: Sequence[str]) -> list[dict[str, Any]]:
 def finite_or_none(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def loss_svg(curve: Sequence[tuple[str, int, float | None]], width: int = 800, height: int = 400) -> str:
-    """A picture of training loss (line) and holdout loss (dots) over steps, some two points a pixel; no script.
-
-    curve  (kind, step, loss): kind `step` or `eval`; a loss of None was not finite and is left out
-    """
-    curves = {
-        kind: [(step, loss) for one, step, loss in curve if one == kind and loss is not None]
-        for kind in ("step", "eval")
-    }
-    points = curves["step"] + curves["eval"]
-    if not points:
-        return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"/>\n'
-    last = max(step for step, _ in points)
-    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
-    span = (high - low) or 1.0
-    left, top, right, bottom = 60, 20, width - 20, height - 40
-
-    def place(step: int, loss: float) -> tuple[str, str]:
-        x = left + (right - left) * step / max(last, 1)
-        return f"{x:.1f}", f"{bottom - (bottom - top) * (loss - low) / span:.1f}"
-
-    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
-    for i in range(5):
-        x, y = place(last * i // 4, low + span * i / 4)
-        parts.append(f'<path d="M{left} {y}H{right}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y}" dy="4" text-anchor="end">{low + span * i / 4:.3g}</text>')
-        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{last * i // 4:,}</text>')
-    thin = max(1, len(curves["step"]) // (2 * width))
-    kept = [*curves["step"][::thin], *curves["step"][-1:]]
-    path = " ".join(",".join(place(step, loss)) for step, loss in kept)
-    parts.append(f'<polyline points="{path}" fill="none" stroke="#1f6feb"/>')
-    for step, loss in curves["eval"]:
-        x, y = place(step, loss)
-        parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="#d1242f"><title>{loss:.4f}</title></circle>')
-    parts.append(f'<text x="{left}" y="{height - 6}">loss over steps: training (line), holdout (dots)</text>')
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'font-family="sans-serif" font-size="12">\n{body}\n</svg>\n'
-    )

@@ -16,8 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.attention import Segments, attend
-from trainer.loss import token_losses
-from trainer.parallel import local_box, seed_of
+from trainer.loss import drawn_labels, token_losses
+from trainer.parallel import World, data_mesh, local_box, seed_of, shard
+from trainer.planned import Plan
 from trainer.shape import ModelShape
 
 #: What the forward pass keeps for the backward pass: all, the outputs of matrix products, or layer inputs only.
@@ -49,14 +50,21 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+        self.normed = shape.qk_norm
+        if self.normed:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
 
     def forward(self, x_TD: Tensor, rotation: tuple[Tensor, Tensor], segments: Segments) -> Tensor:
         """(T, D) -> (T, D)."""
         tokens = x_TD.shape[0]
-        q = rotate(self.q_proj(x_TD).view(tokens, self.heads, self.head_width), rotation)
-        k = rotate(self.k_proj(x_TD).view(tokens, self.kv_heads, self.head_width), rotation)
+        q = self.q_proj(x_TD).view(tokens, self.heads, self.head_width)
+        k = self.k_proj(x_TD).view(tokens, self.kv_heads, self.head_width)
         v = self.v_proj(x_TD).view(tokens, self.kv_heads, self.head_width)
-        return self.o_proj(attend(q, k, v, segments).reshape(tokens, -1))
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out_THD = attend(rotate(q, rotation), rotate(k, rotation), v, segments)
+        return self.o_proj(out_THD.reshape(tokens, -1))
 
 
 class FeedForward(nn.Module):
@@ -79,6 +87,7 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
         super().__init__()
         self.recompute = recompute
+        self.dropout = shape.dropout
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
@@ -94,8 +103,11 @@ class Block(nn.Module):
         return checkpoint(self._layer, x_TD, rotation, segments, use_reentrant=False, context_fn=keep)
 
     def _layer(self, x_TD: Tensor, rotation: tuple[Tensor, Tensor], segments: Segments) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotation, segments)
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+        x_TD = x_TD + self._drop(self.self_attn(self.input_layernorm(x_TD), rotation, segments))
+        return x_TD + self._drop(self.mlp(self.post_attention_layernorm(x_TD)))
+
+    def _drop(self, x_TD: Tensor) -> Tensor:
+        return functional.dropout(x_TD, self.dropout, self.training) if self.dropout else x_TD
 
 
 class Decoder(nn.Module):
@@ -121,9 +133,10 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """The language model. Build it on the `meta` device, shard it, then call `fill`."""
 
-    def __init__(self, shape: ModelShape, recompute: Recompute = "none") -> None:
+    def __init__(self, shape: ModelShape, recompute: Recompute = "none", z_loss: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
+        self.z_loss = z_loss
         self.model = Decoder(shape, recompute)
         self.lm_head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self.tie()
@@ -134,13 +147,23 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
-        self, tokens_T: Tensor, positions_T: Tensor, segments: Segments, labels_T: Tensor | None = None
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        segments: Segments,
+        labels_T: Tensor | None = None,
+        chance_T: Tensor | None = None,
     ) -> Tensor:
-        """With labels the loss of each token, float32 (T,); without them the logits, float32 (T, vocab)."""
+        """With labels the loss of each token, float32 (T,); without them the logits, float32 (T, vocab).
+
+        With `chance` (uniform in [0, 1)) too, labels that predict something are replaced by draws of the model.
+        """
         hidden_TD = self.model(tokens_T, positions_T, segments)
         if labels_T is None:
             return self.lm_head(hidden_TD).float()
-        return token_losses(hidden_TD, self.lm_head, labels_T, self.shape.vocab_size)
+        if chance_T is not None:
+            labels_T = drawn_labels(hidden_TD, self.lm_head, labels_T, chance_T, self.shape.vocab_size)
+        return token_losses(hidden_TD, self.lm_head, labels_T, self.shape.vocab_size, self.z_loss)
 
 
 def rotary(positions_T: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -177,3 +200,18 @@ def fill(model: Llama, seed: int) -> None:
         whole = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
         box = tuple(slice(start, start + size) for start, size in zip(offset, local.shape, strict=True))
         local.copy_(whole[box])
+
+
+def build(plan: Plan, world: World) -> Llama:
+    """The model of a plan with its first weights, compiled where the plan says so, sharded over the world."""
+    with torch.device("meta"):
+        model = Llama(plan.model, plan.activation_checkpointing, plan.optimizer.z_loss)
+    if plan.compile or (plan.compile is None and world.device.type == "cuda"):
+        for layer in model.model.layers:
+            layer.compile()
+    compute = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[plan.compute]
+    shard(model, model.model.layers, data_mesh(world, plan.shard, plan.replicas), plan.shard, compute)
+    model.to_empty(device=world.device)
+    model.tie()
+    fill(model, plan.seed)
+    return model

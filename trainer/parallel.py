@@ -1,15 +1,26 @@
 """Ranks, the device mesh, sharding: everything that knows there is more than one process.
 
-One `DeviceMesh` with the axis `data`; FSDP2 shards over it, also when it has one rank, so that there is one
-code path. Further axes (tensor, pipeline) become further mesh dimensions; nothing outside this file counts ranks.
+The mesh has two axes: `replica` x `shard`. FSDP2 shards over the second and sums gradients over both, also when an
+axis has one rank, so that there is one code path. Further axes (tensor, pipeline) become further dimensions of it;
+nothing outside this file counts ranks.
+
+    parallel.shard   replicas x shard   what a rank holds at rest      gathered
+    none             N x 1              everything                     never
+    optimizer        1 x N              1/N of weights and moments     once a step; gradients whole until the last pass
+    gradients        1 x N              the same, and of gradients     once a forward and backward pass
+    full             1 x N              the same                       once in the forward, once in the backward pass
+    hybrid           R x N/R            R/N of all                     as full, within a group
+
+What must be known on the host goes over a group of its own on the CPU (gloo), so that asking does not wait for the
+device; sums that stay on the device are enqueued there.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,21 +32,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from stages.contract.problem import Problem, RunError
+from stages.contract.problem import Problem, RunError, SpecError
 from trainer.launch import cores
 
 #: How long a collective may wait for a silent peer. A dead one is noticed at once: its connection closes.
 PATIENCE = datetime.timedelta(minutes=10)
 
+Mode = Literal["none", "optimizer", "gradients", "full", "hybrid"]
+
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers."""
+    """This process among its peers. `control` is the group that the host asks over; None is the default group."""
 
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    beside: int = 1  # ranks on this machine
+    control: dist.ProcessGroup | None = None
 
     @property
     def first(self) -> bool:
@@ -57,12 +71,22 @@ class World:
     def texts(self, text: str) -> list[str]:
         """The text of every rank, in rank order; for messages, not for the hot path."""
         found: list[str] = [""] * self.size
-        dist.all_gather_object(found, text)
+        dist.all_gather_object(found, text, group=self.control)
         return found
 
+    def summed(self, values: Tensor) -> Tensor:
+        """A tensor on the device, summed over the ranks in place, without waiting for it."""
+        dist.all_reduce(values)
+        return values
+
+    def worst(self, values: Tensor) -> Tensor:
+        """A tensor on the device, the largest over the ranks in place, without waiting for it."""
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
     def _reduce(self, values: Sequence, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> list:
-        vector = torch.tensor(values, dtype=dtype, device=self.device)
-        dist.all_reduce(vector, op)
+        vector = torch.tensor(values, dtype=dtype)
+        dist.all_reduce(vector, op, group=self.control)
         return vector.tolist()
 
 
@@ -91,45 +115,75 @@ def join(kind: Literal["cpu", "cuda"], rendezvous: str | None = None, threads: i
     else:
         where = f"file://{rendezvous}" if rendezvous else "env://"
         dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, timeout=PATIENCE)
-    return World(rank, size, device, init_device_mesh(device.type, (size,), mesh_dim_names=("data",)))
-
-
-def explained(error: RuntimeError, world: World, step: int, micro: int) -> RuntimeError | RunError:
-    """A RunError for what a person can act on (memory, dead peers); any other error as it is."""
-    if isinstance(error, torch.OutOfMemoryError):
-        message = f"rank {world.rank} ran out of memory on {world.device} at step {step:,}"
-        repairs = (
-            [f"set batch.micro_batch_size below {micro}: the result stays the same"] if micro > 1 else []
-        )
-        repairs.append("set parallel.activation_checkpointing to selective or full")
-        return RunError(Problem("T005", message, repairs=tuple(repairs)))
-    if world.size > 1 and re.search(r"gloo|NCCL|[Cc]onnection", str(error)):
-        return RunError(
-            Problem("T004", f"rank {world.rank} lost its peers at step {step:,}; one of them ended")
-        )
-    return error
+    control = dist.new_group(backend="gloo", timeout=PATIENCE) if kind == "cuda" else None
+    return World(rank, size, device, beside, control)
 
 
 def leave() -> None:
     """End the process group, if there is one."""
+    _mesh.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], world: World, compute: torch.dtype) -> None:
+def data_mesh(world: World, mode: Mode, replicas: int | None = None) -> DeviceMesh:
+    """The mesh to shard over. SpecError when the ranks cannot be cut into so many groups.
+
+    hybrid without `replicas`: a group on each machine; on a single machine two of them.
+    """
+    groups = 1
+    if mode == "none":
+        groups = world.size
+    elif mode == "hybrid":
+        groups = replicas or (world.size // world.beside if world.size > world.beside else min(2, world.size))
+        if world.size % groups:
+            fitting = ", ".join(str(n) for n in range(1, world.size + 1) if world.size % n == 0)
+            message = f"{world.size} ranks cannot be cut into {groups} equal groups"
+            raise SpecError(Problem("P001", message, repairs=(f"parallel.replicas may be {fitting}",)))
+    mesh = _mesh(world.device.type, groups, world.size // groups)
+    return mesh if groups > 1 else mesh["shard"]
+
+
+@functools.cache
+def _mesh(kind: str, groups: int, each: int) -> DeviceMesh:
+    """Made once for a shape: every mesh has connections of its own."""
+    return init_device_mesh(kind, (groups, each), mesh_dim_names=("replica", "shard"))
+
+
+def shard(
+    model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, mode: Mode, compute: torch.dtype
+) -> None:
     """Shard the model in place: each block is one group, the rest the last. Weights stay float32.
 
     Gradients are summed over ranks in float32, never averaged: the loss is already divided by the label tokens
     of all ranks, and an average would divide once more.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    drop = mode in ("full", "hybrid")
     for module in (*blocks, model):
-        fully_shard(module, mesh=world.mesh["data"], mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=drop)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # Gloo has no pre-multiplied sum; a factor of 1 is a plain sum on every backend.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def before_pass(model: nn.Module, mode: Mode, last: bool) -> None:
+    """Before each forward and backward pass of a step: what may wait for the `last` one, waits."""
+    assert isinstance(model, FSDPModule)
+    if mode in ("none", "optimizer"):
+        model.set_requires_gradient_sync(last)
+    if mode not in ("full", "hybrid"):
+        model.set_reshard_after_backward(last)
+
+
+def after_look(model: nn.Module) -> None:
+    """After forward passes without a backward pass: groups that are still gathered let go of it, so that the parameters
+    are again those of the optimizer."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -143,9 +197,12 @@ def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def is_copy(tensor: Tensor, world: World) -> bool:
-    """Whether another rank writes this very content: whole tensors belong to rank 0."""
-    sharded = isinstance(tensor, DTensor) and any(isinstance(p, Shard) for p in tensor.placements)
-    return not sharded and not world.first
+    """Whether another rank writes this very content: whole tensors belong to rank 0, parts to the first replica."""
+    if not isinstance(tensor, DTensor) or not any(isinstance(p, Shard) for p in tensor.placements):
+        return not world.first
+    place = tensor.device_mesh.get_coordinate()
+    assert place is not None
+    return any(at and not isinstance(p, Shard) for at, p in zip(place, tensor.placements, strict=True))
 
 
 def seed_of(*parts: str | int) -> int:

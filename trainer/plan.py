@@ -1,25 +1,29 @@
 """The plan as a system of equations: plan.yaml solved against the real corpus, before anything runs.
 
-What is left out is derived and says how (`equations.py`); what is given twice over is checked; all problems come at
-once, each with values that would make it right. The result is the `Plan` of `planned.py`.
+`study` works everything out and tells what does not fit; `resolve` is the same for a run, which needs a plan without
+contradictions. Tokens, steps and shape come first (`equations.py`, `rules.py`), then the mixture in whole numbers, then
+what follows from both: rates, time, memory, checkpoints. The result is the `Plan` of `planned.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
 from stages.contract.config import Loaded
-from stages.contract.epochs import GROUP_WINDOW, Rows
 from stages.contract.manifest import Manifest, SourceEntry
-from stages.contract.mixture import Mixture, resolve_mixture
+from stages.contract.mixture import Mixture, Phase, Request, resolve_mixture
 from stages.contract.order import Order, Source
-from stages.contract.problem import Problem, SpecError, Where, in_order
-from stages.contract.tree import Path, path_text
-from trainer.config import NO_PLAN, PlanConfig
+from stages.contract.problem import Problem, SpecError, in_order
+from trainer import budget, checks, corpus, suggest
+from trainer.config import Compute, PlanConfig
+from trainer.contradictions import contradiction
+from trainer.draft import Draft, Machine, merged
 from trainer.edits import check_skip, read_tombstones
-from trainer.equations import CORE, Draft, Machine, check_memory, check_steps, check_warmup, request_of
+from trainer.equations import EQUATIONS, FIELDS, RUN
+from trainer.figures import shown
 from trainer.planned import (
     CheckpointPlan,
     MonitoringPlan,
@@ -30,18 +34,45 @@ from trainer.planned import (
     SchedulePlan,
     SourcePlan,
 )
+from trainer.rules import FIRST, RULES, setting_of
 from trainer.shape import ModelShape
+from trainer.solver import Number, Value, Values, solve
 
 __all__ = [
     "CheckpointPlan", "Machine", "ModelShape", "MonitoringPlan", "Note", "OptimizerPlan", "PhasePlan", "Plan",
-    "SchedulePlan", "SourcePlan", "resolve",
+    "SchedulePlan", "SourcePlan", "Study", "resolve", "study",
 ]  # fmt: skip
 
+#: Equations that decide the data order: devices, a step, the run, tokens for each parameter.
+FIRST_EQUATIONS = EQUATIONS[:4]
 
-def _place(loaded: Loaded[PlanConfig] | None, path: Path) -> Where | None:
-    """Where a value stands; None for what no file and no `--set` gives."""
-    where = loaded.where(path) if loaded is not None else None
-    return None if where is None or where.file == NO_PLAN else where
+#: Checks that need a corpus, by what they would say.
+OF_A_CORPUS = (
+    "tokens of each source", "repeat limits", "what is read out first", "sequences of each source in a step",
+    "holdout", "vocabulary", "document lengths", "packing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan worked out as far as it goes.
+
+    plan      None where something contradicts
+    notes     every value with its origin
+    skipped   checks that were left out, as there is no corpus
+    """
+
+    draft: Draft
+    values: Values
+    plan: Plan | None
+    notes: tuple[Note, ...]
+    problems: tuple[Problem, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something contradicts, so that nothing could run."""
+        return any(problem.severity == "error" for problem in self.problems)
 
 
 def resolve(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], machine: Machine) -> Plan:
@@ -49,107 +80,225 @@ def resolve(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], ma
 
     Pure: the same plan.yaml and manifests give the same data order on every machine.
     """
+    found = study(loaded, manifests, machine)
+    if found.plan is None:
+        raise SpecError(*found.problems)
+    return found.plan
+
+
+def study(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], machine: Machine) -> Study:
+    """The plan and all that is wrong with it. Without a manifest what needs a corpus is left out and named.
+
+    SpecError only where manifests cannot be read together.
+    """
     config = loaded.value if loaded else PlanConfig()
-    draft = Draft(
-        config,
-        machine,
-        given=loaded.given if loaded else lambda _path: False,
-        at=lambda path: _place(loaded, path),
-        sources=_merged(manifests),
-        manifests=manifests,
+    draft = Draft(config, machine, loaded, merged(manifests), manifests)
+    _read_mixture(draft)
+    values = begin(draft)
+    solve(values, FIRST, FIRST_EQUATIONS)
+    again = _again(draft)
+    draft.problems += [contradiction(draft, values, broken, again) for broken in values.conflicts]
+    request = _request(draft, values)
+    mixture = _mix(draft, request)
+    tombstones = read_tombstones(draft)
+    known_before = set(values.conflicts)
+    if mixture is not None:
+        _count(draft, values, mixture)
+        check_skip(draft, mixture)
+    solve(values, RULES)
+    new = [broken for broken in values.conflicts if broken not in known_before and broken is not RUN]
+    draft.problems += [contradiction(draft, values, broken, again) for broken in new]
+    checks.all_of(draft, values)
+    corpus.note_training(draft, values)
+    suggest.note_suggestions(draft, values)
+    if mixture is not None and manifests and values.shape is not None:
+        corpus.note_corpus(draft, values, mixture)
+    budget.note_memory(draft, values)
+    plan = None
+    if mixture is not None and not any(problem.severity == "error" for problem in draft.problems):
+        plan = _finish(draft, values, mixture, request.rows is not None, tombstones)
+    notes = _notes(draft, values)
+    problems = in_order(draft.problems)
+    plan = replace(plan, notes=notes, problems=problems) if plan is not None else None
+    return Study(draft, values, plan, notes, problems, () if manifests else OF_A_CORPUS)
+
+
+def begin(draft: Draft, given: dict[str, Number] | None = None) -> Values:
+    """What plan.yaml gives, and the defaults of its keys; `given` stands for other given values."""
+    values = Values(draft.numbers_given(list(FIELDS)) if given is None else given, draft)
+    for name in FIELDS:
+        default = draft.value(name)
+        if name not in values.given and default is not None and not draft.given(tuple(name.split("."))):
+            values.known[name] = Value(default, "default", "the default")
+    return values
+
+
+def _again(draft: Draft) -> Callable[[dict[str, Number]], Values]:
+    """Solves the same plan from other given values, for repairs."""
+
+    def again(given: dict[str, Number]) -> Values:
+        values = begin(draft, given)
+        solve(values, FIRST, FIRST_EQUATIONS)
+        solve(values, RULES)
+        return values
+
+    return again
+
+
+# ---- the mixture -----------------------------------------------------------------------------------------------
+
+
+def _read_mixture(draft: Draft) -> None:
+    """Weights and phases: of plan.yaml, else of the only manifest, else by size."""
+    config, only = draft.config.data, draft.manifests[0] if len(draft.manifests) == 1 else None
+    phases: tuple[Phase, ...] = config.phases
+    if not phases and config.mix is None and only is not None:
+        phases = only.phases
+    mix, why = config.mix, ""
+    if mix is None:
+        draft.mix_is_default = True
+        if only is not None and only.mixture:
+            mix, why = dict(only.mixture), "the mixture of the manifest"
+        elif draft.manifests:
+            mix, why = {name: float(entry.tokens) for name, entry in draft.sources.items()}, "by tokens of each source"
+        else:
+            mix, why = {}, "nothing says one"
+    draft.mix, draft.phases = mix, phases
+    if mix and (config.mix is not None or not phases):
+        total = sum(mix.values()) or 1
+        draft.note(("data", "mix"), ", ".join(f"{name} {weight / total:.4g}" for name, weight in mix.items()), why)
+
+
+def _request(draft: Draft, values: Values) -> Request:
+    """The mixture to resolve, everything that was left out filled in."""
+    config = draft.config
+    seq_len = int(values.number("model.seq_len"))
+    stated = config.data.total_tokens is None and all(phase.tokens is not None for phase in draft.phases)
+    mix = draft.mix or dict.fromkeys(draft.tokens, 1.0)
+    own = config.data.mix is not None or not draft.phases or any(phase.mix is None for phase in draft.phases)
+    request = Request(
+        rows=_rows(draft, seq_len),
+        sources=draft.tokens,
+        seq_len=seq_len,
+        global_tokens=int(values.number("batch.global_tokens")),
+        total_tokens=None if draft.phases and stated else int(values.number("data.total_tokens")),
+        mix=mix if own else None,
+        phases=draft.phases,
+        limit=config.data.repeat_limit if draft.manifests else None,
+        limits=config.data.repeat_limits if draft.manifests else {},
+        on_exhaust=_on_exhaust(draft),
+        mix_is_default=draft.mix_is_default,
     )
-    draft.problems += _not_built_yet(config, draft.at)
-    request, shape = request_of(draft)
-    mixture = None
+    for name in config.data.repeat_limits:
+        if draft.manifests and name not in draft.sources and not _family(name, draft.sources):
+            message = f"data.repeat_limits names `{name}`, which is not in the manifest"
+            draft.error("M003", message, ("data", "repeat_limits", name), f"sources: {', '.join(draft.sources)}")
+    return request
+
+
+def _family(name: str, sources: dict[str, SourceEntry]) -> bool:
+    return any(one.rpartition(".")[0] == name for one in sources)
+
+
+def _rows(draft: Draft, seq_len: int) -> dict[str, dict[int, int]] | None:
+    """Packed rows of each source by length, if they are read; None: windows are."""
+    draft.packed = {name: entry.packed() for name, entry in draft.sources.items()}
+    packing, why = draft.config.data.packing, ""
+    if not draft.manifests:
+        return None
+    if packing is None:
+        mix = draft.mix
+        read = [(phase.mix or mix, phase.seq_len or seq_len) for phase in draft.phases] or [(mix, seq_len)]
+        there = all(
+            length in lengths
+            for weights, length in read
+            for name, lengths in draft.packed.items()
+            if weights.get(name, weights.get(name.rpartition(".")[0], 0)) and draft.sources[name].tokens
+        )
+        packing = "best-fit" if there else "concat"
+        why = "the corpus has packed rows of every length" if there else "the corpus has no packed rows of this length"
+    draft.note(("data", "packing"), packing, why)
+    if packing == "concat":
+        return None
+    return {name: {length: rows.total for length, rows in one.items()} for name, one in draft.packed.items()}
+
+
+def _on_exhaust(draft: Draft) -> Literal["error", "redistribute", "shorten"]:
+    """A length that nobody asked for gives way to a limit that somebody did."""
+    own = draft.given(("data", "total_tokens")) or draft.given(("lr_schedule", "total_steps"))
+    if not own and not draft.given(("data", "on_exhaust")):
+        return "shorten"
+    return draft.config.data.on_exhaust
+
+
+def _mix(draft: Draft, request: Request) -> Mixture | None:
     try:
         mixture = resolve_mixture(request, draft.at)
     except SpecError as error:
         draft.problems += error.problems
-    tombstones = read_tombstones(draft)
-    if mixture is not None:
-        draft.problems += mixture.warnings
-        check_steps(draft, mixture)
-        check_skip(draft, mixture)
-    check_warmup(draft, sum(phase.steps for phase in mixture.phases) if mixture else None)
-    check_memory(draft, shape)
-    if mixture is None or any(problem.severity == "error" for problem in draft.problems):
-        raise SpecError(*in_order(draft.problems))
-    return _finish(draft, mixture, shape, request.rows is not None, tombstones)
+        return None
+    draft.problems += mixture.warnings
+    draft.shares = {name: use.read / mixture.tokens for name, use in mixture.uses.items()}
+    return mixture
 
 
-def _merged(manifests: Sequence[Manifest]) -> dict[str, SourceEntry]:
-    """All sources by name, sorted. SpecError when the manifests cannot be read together."""
-    found: dict[str, SourceEntry] = {}
-    first = manifests[0]
-    for manifest in manifests:
-        if manifest.tokenizer.sha256 != first.tokenizer.sha256:
-            raise SpecError(
-                Problem("C017", f"the corpora {first.name} and {manifest.name} were made with different tokenizers: "
-                                f"SHA-256 {first.tokenizer.sha256[:12]}… and {manifest.tokenizer.sha256[:12]}…",
-                        repairs=("build both with the same tokenizer.path",))
-            )  # fmt: skip
-        for name, entry in manifest.sources.items():
-            if name in found:
-                raise SpecError(
-                    Problem(
-                        "C017",
-                        f"two manifests have a source called {name}",
-                        repairs=("rename one and build again",),
-                    )
-                )
-            found[name] = entry
-    if not any(entry.tokens for entry in found.values()):
-        raise SpecError(Problem("M001", f"the corpus {first.name} has no tokens at all"))
-    return dict(sorted(found.items()))
+def _count(draft: Draft, values: Values, mixture: Mixture) -> None:
+    """Steps and tokens of the run as they were counted, phase by phase, against those that were given."""
+    steps = sum(phase.steps for phase in mixture.phases)
+    asked = values.given.get("lr_schedule.total_steps")
+    numbers = values.numbers() | {"batch.global_tokens": mixture.tokens / steps, "data.total_tokens": mixture.tokens}
+    own_steps = any(phase.global_tokens for phase in draft.phases)
+    if own_steps and isinstance(asked, int | float) and abs(steps - asked) > max(1, RUN.tolerance * asked):
+        average = numbers["batch.global_tokens"]
+        message = (
+            f"tokens in the run do not agree: {asked:,} steps x {average:,.0f} = {asked * average:,.0f}, but the run has "
+            f"{mixture.tokens:,} tokens, which is {steps:,} steps"
+        )
+        draft.error("P001", message, ("lr_schedule", "total_steps"), f"write lr_schedule.total_steps: {steps:_}",
+                    f"write data.total_tokens: {round(asked * average):_}")  # fmt: skip
+    elif not values.conflicts:
+        why = "data.total_tokens / batch.global_tokens, phase by phase"
+        why = f"{asked:,} asked; {why}" if asked is not None and asked != steps else why
+        origin: Literal["given", "derived"] = "derived" if asked is None else "given"
+        values.known["lr_schedule.total_steps"] = Value(steps, origin, why, RUN)
+    total = values.known.get("data.total_tokens")
+    if total is not None and total.origin != "given" and abs(mixture.tokens / float(total.number) - 1) > 0.5 / steps:
+        values.known["data.total_tokens"] = Value(mixture.tokens, total.origin, f"{total.why}, shortened by repeat limits")
+        values.known.pop("data.tokens_per_parameter", None)
 
 
-def _not_built_yet(config: PlanConfig, at: Callable[[Path], Where | None]) -> Iterator[Problem]:
-    """Keys of the grammar that ask for something that does not exist yet."""
-    asked: list[tuple[bool, Path, str]] = [
-        (config.parallel.tensor_parallel > 1, ("parallel", "tensor_parallel"), "1"),
-        (config.parallel.pipeline_parallel > 1, ("parallel", "pipeline_parallel"), "1"),
-        (config.checkpoint.verify_resume, ("checkpoint", "verify_resume"), "false"),
-        (config.monitoring.on_nonfinite == "roll-back", ("monitoring", "on_nonfinite"), "stop, or skip"),
-        (config.monitoring.on_spike == "warn", ("monitoring", "on_spike"), "ignore"),
-    ]
-    for wanted, path, instead in asked:
-        if wanted:
-            message = f"{path_text(path)} asks for a part that is not built yet"
-            yield Problem("C009", message, at(path), (f"write {instead}",))
+# ---- the plan --------------------------------------------------------------------------------------------------
 
 
-def _finish(
-    draft: Draft, mixture: Mixture, shape: ModelShape, packed: bool, tombstones: tuple[str, ...]
-) -> Plan:
+def _finish(draft: Draft, values: Values, mixture: Mixture, packed: bool, tombstones: tuple[str, ...]) -> Plan:
     config = draft.config
-    peak = _peak_lr(draft, shape)
+    shape: ModelShape = values.shape
+    peak = values.number("lr_schedule.peak_lr")
     data_seed = config.seed if config.data.seed is None else config.data.seed
-    sources = tuple(_source(name, entry, mixture) for name, entry in draft.sources.items())
+    sources = tuple(_source(draft, name, mixture) for name in draft.tokens)
     stretches = tuple(phase.stretch for phase in mixture.phases)
     rows = {name: draft.packed[name] for name in draft.sources} if packed else {}
     ordered = [Source(s.uid, s.digest, s.units, rows.get(s.name, {})) for s in sources]
     order = Order(data_seed, shape.seq_len, ordered, stretches, config.data.skip)
-    phases = _phases(mixture, order, peak)
-    _note_run(draft, mixture, shape, rows, order)
-    compute = config.precision.compute or ("fp32" if draft.machine.device == "cpu" else "bf16")
-    draft.note(("precision", "compute"), compute, "fp32 on CPU, bf16 on GPU")
+    checks.note_order(draft, mixture, order, bool(rows))
+    parallel = config.parallel
     return Plan(
-        name=config.name or draft.manifests[0].name,
+        name=config.name or (draft.manifests[0].name if draft.manifests else "plan"),
         seed=config.seed,
         data_seed=data_seed,
         deterministic=config.deterministic,
         model=shape,
-        phases=phases,
+        phases=_phases(mixture, order, peak, _batch_factor(draft, mixture.phases[0].batch * mixture.phases[0].seq_len)),
         stretches=stretches,
         sources=sources,
-        schedule=_schedule(draft, mixture, peak),
-        optimizer=OptimizerPlan(**config.optimizer.model_dump()),
-        checkpoint=_checkpoint(draft),
-        monitoring=_monitoring(draft, order.steps),
-        micro_batch=_micro_batch(draft, phases),
-        compute=compute,
+        schedule=_schedule(values, config, mixture, peak),
+        optimizer=_optimizer(draft),
+        checkpoint=_checkpoint(values, config),
+        monitoring=_monitoring(values, config),
+        micro_batch=int(values.number("batch.micro_batch_size")),
+        compute=_compute(draft, values),
         reduce=config.precision.reduce,
-        activation_checkpointing=config.parallel.activation_checkpointing,
+        activation_checkpointing=parallel.activation_checkpointing,
         packing="best-fit" if packed else "concat",
         mask_documents=config.data.mask_documents,
         skip=config.data.skip,
@@ -157,60 +306,59 @@ def _finish(
         max_seconds=config.stop.max_time,
         patience_evals=config.stop.patience_evals,
         manifests=tuple(manifest.digest for manifest in draft.manifests),
+        shard=parallel.shard,
+        replicas=parallel.replicas,
+        compile=parallel.compile,
+        after_steps=config.stop.after_steps,
+        tensor_parallel=parallel.tensor_parallel,
+        pipeline_parallel=parallel.pipeline_parallel,
         rows=rows,
-        notes=tuple(draft.notes),
-        problems=tuple(draft.problems),
     )
 
 
-def _note_run(
-    draft: Draft, mixture: Mixture, shape: ModelShape, rows: Mapping[str, Mapping[int, Rows]], order: Order
-) -> None:
-    """What follows for the run as a whole."""
-    draft.notes.append(Note("steps", f"{order.steps:,}", "derived", "total_tokens / global_tokens, phase by phase"))
-    if order.steps < order.data_steps:
-        why = "data.skip: the run is shorter by these steps, all others stay as they were"
-        draft.notes.append(Note("steps skipped", f"{order.data_steps - order.steps:,}", "derived", why))
-    if rows:
-        pads = sum(use.read - use.stored for use in mixture.uses.values())
-        draft.notes.append(Note("padding", f"{pads / mixture.tokens:.3%}", "derived", "of all positions, in packed rows"))
-        lengths = list(dict.fromkeys(phase.seq_len for phase in mixture.phases))
-        if len(lengths) > 1:
-            why = "where the length changes, rows of the groups that are open may be read once more or once less"
-            draft.notes.append(Note("groups open at once", str(GROUP_WINDOW), "default", why))
-    else:
-        _note_unused(draft, mixture)
-    if draft.machine.device == "cpu":
-        seconds = 6 * shape.matmul_parameters * mixture.tokens / (CORE * draft.machine.cpus)
-        why = f"6 x parameters x tokens at {CORE / 1e9:g} GFLOP/s on each of {draft.machine.cpus} cores"
-        draft.notes.append(Note("time, about", f"{seconds / 60:,.1f} min", "derived", why))
+def _compute(draft: Draft, values: Values) -> Compute:
+    """The number format of matrix products; a note says why."""
+    compute = setting_of(values, 1, 1, 1).compute
+    draft.note(("precision", "compute"), compute, "fp32 on CPU, bf16 on GPU", section="model")
+    return compute
 
 
-def _note_unused(draft: Draft, mixture: Mixture) -> None:
-    """What windows leave over."""
-    unused = sum(use.unused for use in mixture.uses.values() if use.samples)
-    why = f"ends of sources that do not fill a sequence of {mixture.longest:,}"
-    draft.notes.append(Note("tokens of an epoch not used", f"{unused:,}", "derived", why))
-    seams = sum(use.drawn * mixture.longest - use.read for use in mixture.uses.values())
-    if seams:
-        why = "parts of long sequences that a phase with shorter ones leaves over"
-        draft.notes.append(Note("tokens of the run passed over", f"{seams:,}", "derived", why))
+def _checkpoint(values: Values, config: PlanConfig) -> CheckpointPlan:
+    every, rules = int(values.number("checkpoint.save_every_steps")), config.checkpoint
+    return CheckpointPlan(
+        every, rules.save_every, rules.keep_last, rules.keep_best, rules.keep_every_steps, rules.async_save,
+        rules.verify_resume, None if rules.weights_only is None else str(rules.weights_only),
+    )  # fmt: skip
 
 
-def _checkpoint(draft: Draft) -> CheckpointPlan:
-    config = draft.config.checkpoint
-    every = config.save_every_steps or 1000
-    draft.note(("checkpoint", "save_every_steps"), every, "and at the end of the run", derived=False)
-    return CheckpointPlan(every, config.save_every, config.keep_last, config.keep_best)
+def _optimizer(draft: Draft) -> OptimizerPlan:
+    """As given; Lion forgets slower than AdamW (Chen et al. 2023, section 4.1), unless beta2 is given."""
+    given = draft.config.optimizer
+    if given.type == "Lion" and not draft.given(("optimizer", "beta2")):
+        given = given.model_copy(update={"beta2": 0.99})
+    return OptimizerPlan(**given.model_dump())
 
 
-def _monitoring(draft: Draft, steps: int) -> MonitoringPlan:
-    config = draft.config.monitoring
-    on_nonfinite: Literal["stop", "skip"] = "skip" if config.on_nonfinite == "skip" else "stop"
-    return MonitoringPlan(config.log_every_steps, _eval_every(draft, steps), config.sinks, on_nonfinite)
+def _batch_factor(draft: Draft, first_step: int) -> Callable[[int], float]:
+    """Positions of a step -> factor of the rate, by `lr_schedule.batch_rule`: 1 for batch.global_tokens, or where it
+    is left out, for a step of the first phase."""
+    power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[draft.config.lr_schedule.batch_rule]
+    reference = draft.config.batch.global_tokens or first_step
+    return lambda tokens: (tokens / reference) ** power
 
 
-def _phases(mixture: Mixture, order: Order, peak: float) -> tuple[PhasePlan, ...]:
+def _monitoring(values: Values, config: PlanConfig) -> MonitoringPlan:
+    rules, every = config.monitoring, values.get("monitoring.eval_every_steps")
+    evals = int(every) if every is not None else None
+    return MonitoringPlan(
+        rules.log_every_steps, evals, rules.sinks, rules.on_nonfinite, rules.on_spike, rules.spike_z,
+        rules.spike_window, rules.skips, rules.rollbacks, rules.profile_steps,
+    )  # fmt: skip
+
+
+def _phases(
+    mixture: Mixture, order: Order, peak: float, batch_factor: Callable[[int], float]
+) -> tuple[PhasePlan, ...]:
     first = [0]
     for phase in mixture.phases:
         first.append(first[-1] + phase.steps)
@@ -219,78 +367,42 @@ def _phases(mixture: Mixture, order: Order, peak: float) -> tuple[PhasePlan, ...
     for piece in order.pieces:
         phase = mixture.phases[piece.stretch]
         before = tokens[piece.stretch] + (piece.data - first[piece.stretch]) * phase.batch * phase.seq_len
-        factor = 1.0 if phase.lr is None else phase.lr / peak
+        factor = batch_factor(phase.batch * phase.seq_len) if phase.lr is None else phase.lr / peak
         phases.append(
             PhasePlan(phase.name, piece.first, piece.steps, before, phase.seq_len, phase.batch, phase.mix, factor)
         )
     return tuple(phases)
 
 
-def _source(name: str, entry: SourceEntry, mixture: Mixture) -> SourcePlan:
-    use = mixture.uses[name]
+def _source(draft: Draft, name: str, mixture: Mixture) -> SourcePlan:
+    use, entry = mixture.uses[name], draft.sources.get(name)
+    uid, digest = (entry.uid, entry.digest) if entry is not None else (name, "")
     return SourcePlan(
-        name,
-        entry.uid,
-        entry.digest,
-        use.tokens,
-        use.units,
-        use.unused,
-        use.samples,
-        use.read,
-        use.epochs,
-        use.limit,
+        name, uid, digest, use.tokens, use.units, use.unused, use.samples, use.read, use.epochs, use.limit
     )
 
 
-def _peak_lr(draft: Draft, shape: ModelShape) -> float:
-    peak = draft.config.lr_schedule.peak_lr
-    if peak is None:
-        peak = float(f"{min(3e-3, 0.0047 * (shape.parameters / 108e6) ** (-1 / 3)):.2g}")
-    draft.note(("lr_schedule", "peak_lr"), peak, "0.0047 (params / 108M)^(-1/3), at most 3e-3")
-    return peak
-
-
-def _schedule(draft: Draft, mixture: Mixture, peak: float) -> SchedulePlan:
-    """The schedule in tokens; the warm-up in steps is converted by the steps it covers."""
-    config = draft.config.lr_schedule
-    total = mixture.tokens
-    if config.warmup_steps is not None:
-        left, warmup = config.warmup_steps, 0
+def _schedule(values: Values, config: PlanConfig, mixture: Mixture, peak: float) -> SchedulePlan:
+    """The schedule in tokens; a warm-up that is given in steps is converted by the steps it covers."""
+    rules, total = config.lr_schedule, mixture.tokens
+    if rules.warmup_steps is not None:
+        left, warmup = rules.warmup_steps, 0
         for phase in mixture.phases:
             warmup += min(phase.steps, left) * phase.batch * phase.seq_len
             left -= min(phase.steps, left)
-        draft.note(("lr_schedule", "warmup_steps"), config.warmup_steps, "")
     else:
-        share = 0.01 if config.warmup_share is None else config.warmup_share
-        warmup = round(share * total)
-        draft.note(("lr_schedule", "warmup_share"), f"{share:.1%}", "1 % of the run", derived=False)
-    decay = round(config.decay_share * total) if config.decay == "wsd" else total - warmup
-    return SchedulePlan(peak, peak * config.min_lr_ratio, warmup, config.decay, decay, total)
+        warmup = round(values.number("lr_schedule.warmup_share") * total)
+    decay = round(rules.decay_share * total) if rules.decay == "wsd" else total - warmup
+    return SchedulePlan(peak, peak * rules.min_lr_ratio, warmup, rules.decay, decay, total)
 
 
-def _micro_batch(draft: Draft, phases: tuple[PhasePlan, ...]) -> int:
-    """Sequences in one forward pass: as many as 4,096 tokens (CPU) or 16,384 hold, at most a rank's share."""
-    micro = draft.config.batch.micro_batch_size
-    if micro is None:
-        tokens = 4096 if draft.machine.device == "cpu" else 16384
-        most = -(-max(phase.batch for phase in phases) // draft.machine.world)
-        micro = max(1, min(most, tokens // max(phase.seq_len for phase in phases)))
-    draft.note(
-        ("batch", "micro_batch_size"), micro, "4,096 tokens on CPU, 16,384 on GPU, at most a rank's share"
-    )
-    return micro
-
-
-def _eval_every(draft: Draft, steps: int) -> int | None:
-    path = ("monitoring", "eval_every_steps")
-    every = draft.config.monitoring.eval_every_steps
-    if not any(entry.holdout for entry in draft.sources.values()):
-        if every is not None:
-            draft.warn(
-                "monitoring.eval_every_steps is given, but the corpus has no holdout: nothing is evaluated",
-                path,
-            )
-        return None
-    every = every or min(1000, max(1, steps // 10))
-    draft.note(path, every, "ten times in the run, at least every 1,000 steps")
-    return every
+def _notes(draft: Draft, values: Values) -> tuple[Note, ...]:
+    """Every value in the order of the table of fields, then what is no number of an equation."""
+    found = []
+    for name in FIELDS:
+        if (value := values.known.get(name)) is not None:
+            text, asked, why = shown(name, value.number), values.given.get(name), value.why
+            if asked is not None and asked != value.number:
+                why = why or f"{shown(name, asked)} asked, in whole sequences"
+            found.append(Note(name, text, value.origin, why, value.number, name.partition(".")[0]))
+    return (*found, *draft.notes)

@@ -61,14 +61,18 @@ class SchedulePlan:
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """AdamW (Loshchilov and Hutter 2019) with clipping of the global gradient norm."""
+    """The update rule (see `optim.py`), with clipping of the global gradient norm."""
 
-    type: Literal["AdamW"]
+    type: Literal["AdamW", "AdamW8bit", "Lion", "Sophia", "Muon"]
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
     grad_clip: float
+    momentum: float = 0.95
+    gamma: float = 0.05
+    curvature_every: int = 10
+    z_loss: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class CheckpointPlan:
     save_every_seconds: float | None
     keep_last: int
     keep_best: bool
+    keep_every_steps: int | None = None
+    async_save: bool = False
+    verify_resume: bool = False
+    weights_only: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,14 @@ class MonitoringPlan:
 
     log_every_steps: int
     eval_every_steps: int | None
-    sinks: tuple[str, ...]  # of jsonl, tensorboard
-    on_nonfinite: Literal["stop", "skip"]
+    sinks: tuple[str, ...]  # of jsonl, tensorboard, wandb
+    on_nonfinite: Literal["stop", "skip", "roll-back"]
+    on_spike: Literal["ignore", "warn", "skip", "roll-back"] = "warn"
+    spike_z: float = 8.0
+    spike_window: int = 128
+    skips: int = 10
+    rollbacks: int = 3
+    profile_steps: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,12 +123,17 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class Note:
-    """One line of the table: a value, whether it was given, derived, or is a default, and why it is so."""
+    """One value of the plan: whether it was given, follows from others, or is free and was chosen; and why.
+
+    section  where it is shown; number is what `value` shows, before rounding
+    """
 
     key: str
     value: str
     origin: Literal["given", "derived", "default"]
     why: str
+    number: float | str | None = None
+    section: str = "run"
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,7 @@ class Plan:
     checkpoint: CheckpointPlan
     monitoring: MonitoringPlan
     micro_batch: int | None  # sequences in one forward pass; None: plan.yaml leaves it to `fit`
-    compute: Literal["fp32", "bf16"]
+    compute: Literal["fp32", "bf16", "fp16"]
     reduce: Literal["fp32"]
     activation_checkpointing: Literal["none", "selective", "full"]
     packing: Literal["concat", "best-fit"]
@@ -144,6 +163,12 @@ class Plan:
     max_seconds: float | None
     patience_evals: int | None
     manifests: tuple[str, ...]  # digests, in the order given
+    shard: Literal["none", "optimizer", "gradients", "full", "hybrid"] = "full"
+    replicas: int | None = None  # groups of `hybrid`; None: one on each machine
+    compile: bool | None = None  # None: on GPUs
+    after_steps: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     rows: Mapping[str, Mapping[int, Rows]] = field(default_factory=dict)  # packed rows of each source by length
     notes: tuple[Note, ...] = ()
     problems: tuple[Problem, ...] = ()  # warnings; errors were raised
@@ -202,6 +227,8 @@ class Plan:
             "mask_documents": self.mask_documents,
             "tombstones": list(self.tombstones),
             "on_nonfinite": self.monitoring.on_nonfinite,
+            "on_spike": [self.monitoring.on_spike, self.monitoring.spike_z, self.monitoring.spike_window],
+            "guard": [self.monitoring.skips, self.monitoring.rollbacks],
             "manifests": list(self.manifests),
         }))  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.plan import Plan, SchedulePlan
+from trainer.planned import Plan, SchedulePlan
 
 
 def rate(schedule: SchedulePlan, tokens: int) -> float:

@@ -34,6 +34,8 @@ class ModelShape:
     tie_embeddings: bool
     rope_theta: float
     norm_eps: float
+    qk_norm: bool = False
+    dropout: float = 0.0
 
     @property
     def head_dim(self) -> int:
@@ -45,7 +47,7 @@ class ModelShape:
         """Exact number of parameters; an untied output layer counts."""
         kv_width = self.kv_heads * self.head_dim
         attention = 2 * self.width * self.width + 2 * self.width * kv_width
-        layer = attention + 3 * self.width * self.ffn + 2 * self.width
+        layer = attention + 3 * self.width * self.ffn + self.vectors
         tables = 1 if self.tie_embeddings else 2
         return tables * self.vocab_size * self.width + self.layers * layer + self.width
 
@@ -53,7 +55,12 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """Parameters of matrix products: linear layers and the output layer, not the lookup."""
         tables = 0 if self.tie_embeddings else self.vocab_size * self.width
-        return self.parameters - tables - (2 * self.layers + 1) * self.width
+        return self.parameters - tables - self.layers * self.vectors - self.width
+
+    @property
+    def vectors(self) -> int:
+        """Parameters of the norms of a layer."""
+        return 2 * self.width + (2 * self.head_dim if self.qk_norm else 0)
 
     def faults(self) -> Iterator[str]:
         """What cannot work, one sentence each."""

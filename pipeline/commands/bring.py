@@ -33,14 +33,20 @@ Chunk = tuple[np.ndarray, np.ndarray]
 
 
 def bring(
-    kind: str, inputs: Mapping[str, Path], tokenizer: Path, out: Path, shard_tokens: int, name: str | None = None
+    kind: str,
+    inputs: Mapping[str, Path],
+    tokenizer: Path,
+    out: Path,
+    shard_tokens: int,
+    name: str | None = None,
+    eos: str | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Writes a corpus to `out`: `(text, data)`.
 
     kind       megatron (.bin with .idx beside it), nanogpt (.bin of uint16), hf-datasets (a folder of `save_to_disk`
                with a column input_ids)
     inputs     source name -> file or folder
-    tokenizer  the tokenizer.json that made the ids; it is copied
+    tokenizer  the tokenizer.json that made the ids; it is copied. `eos` is its end token where that has an unusual name
     SpecError when a name, the tokenizer or `out` cannot be used; RunError when a file cannot be read, or holds ids
     that the tokenizer does not have.
     """
@@ -49,7 +55,7 @@ def bring(
         problems.append(Problem("C020", f"{out} is not empty", repairs=("name a new folder",)))
     if problems:
         raise SpecError(*problems)
-    encoder = Encoder.load(str(tokenizer))
+    encoder = Encoder.load(str(tokenizer), eos)
     read = READERS[kind]
     entries = {}
     for source, path in inputs.items():

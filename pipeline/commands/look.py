@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from pipeline.engine.lock import owner_of
 from pipeline.engine.sealed import arrow_batches
-from pipeline.engine.store import owner_of
+from pipeline.events import event_lines
 from pipeline.show import table
 from stages.contract.manifest import FILE_NAME, Manifest, ShardEntry, load_manifest
 from stages.contract.problem import Problem, SpecError, printable
 from stages.contract.shard import read_index, read_tokens
+from stages.storage.address import located
 
 TEXT_SHOWN = 400
 
@@ -22,7 +24,7 @@ def status_of(path: Path) -> tuple[str, dict[str, Any], int]:
     """`(text, data, exit code)`: 0 complete, 3 not complete or out of date."""
     out, config = _folder(path)
     owner = owner_of(out / "work")
-    last = _last_events(out / "events.jsonl")
+    last = _last_events(out)
     data: dict[str, Any] = {"out": str(out), "running": owner, "manifest": None, "config": config}
     lines = []
     if owner:
@@ -51,31 +53,27 @@ def status_of(path: Path) -> tuple[str, dict[str, Any], int]:
     return "\n".join(printable(line) for line in lines), data, code
 
 
-def _folder(path: Path) -> tuple[Path, str | None]:
+def _folder(path: Any) -> tuple[Any, str | None]:
     """The output folder that a path means, and the digest of the config if the path is one."""
     if path.suffix in (".yaml", ".yml"):
         from pipeline.corpus import load_corpus
 
         corpus = load_corpus(path)
-        return Path(corpus.output.path), corpus.config_digest()
+        return located(corpus.output.path), corpus.config_digest()
     return (path.parent if path.name == FILE_NAME else path), None
 
 
-def _last_events(path: Path) -> dict[str, Any]:
+def _last_events(out: Any) -> dict[str, Any]:
+    """The last event of each kind of the last run, and under `tail` those of its last pass."""
     found: dict[str, Any] = {"tail": []}
-    if not path.exists():
-        return found
-    with open(path, "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            event = orjson.loads(line)
-            if event["event"] == "run-started":
-                found = {"tail": []}
-            if event["event"] == "pass-started":
-                found["tail"] = []
-            found[event["event"]] = event
-            found["tail"].append(event)
+    for line in event_lines(out):
+        event = orjson.loads(line)
+        if event["event"] == "run-started":
+            found = {"tail": []}
+        if event["event"] == "pass-started":
+            found["tail"] = []
+        found[event["event"]] = event
+        found["tail"].append(event)
     return found
 
 
@@ -101,7 +99,7 @@ def inspect(
     if kept or tokens:
         rows = [r for n in names for r in _kept(folder, manifest, n, number)]
         if tokens:
-            return _in_tokens(folder / manifest.tokenizer.path, rows)
+            return _in_tokens(folder / manifest.tokenizer.path, manifest.tokenizer.eos_id, rows)
         return "\n\n".join(map(_kept_text, rows)), {"kept": rows}
     return _funnel(manifest, names), {
         "sources": {n: manifest.sources[n].model_dump(mode="json") for n in names}
@@ -158,7 +156,7 @@ def _dropped_text(row: dict[str, Any]) -> str:
 def _kept(folder: Path, manifest: Manifest, source: str, number: int) -> list[dict[str, Any]]:
     from stages.tokenizer.encode import Encoder
 
-    encoder = Encoder.load(folder / manifest.tokenizer.path)
+    encoder = Encoder.load(folder / manifest.tokenizer.path, manifest.tokenizer.eos_id)
     dtype = np.dtype("<u2" if manifest.dtype == "uint16" else "<u4")
     found: list[dict[str, Any]] = []
     for shard in manifest.sources[source].shards:
@@ -168,11 +166,11 @@ def _kept(folder: Path, manifest: Manifest, source: str, number: int) -> list[di
     return found
 
 
-def _in_tokens(tokenizer: Path, rows: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+def _in_tokens(tokenizer: Path, eos: int, rows: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     from pipeline.commands.tokens import in_tokens, tokens_text
     from stages.tokenizer.encode import Encoder
 
-    encoder = Encoder.load(tokenizer)
+    encoder = Encoder.load(tokenizer, eos)
     made = [{"id": row["id"], "source": row["source"], **in_tokens(encoder, row["text"])} for row in rows]
     heads = [f"{row['source']}: {row['uri']}, record {row['record']}" for row in rows]
     return "\n\n".join(map(tokens_text, made, heads)), {"kept": made}

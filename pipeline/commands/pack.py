@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.store import owner_of
+from pipeline.engine.lock import owner_of
 from stages.contract.files import write_atomic
 from stages.contract.manifest import FileEntry, Manifest, ShardEntry, SourceEntry, load_manifest, save
 from stages.contract.problem import Problem, RunError

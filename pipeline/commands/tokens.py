@@ -72,7 +72,8 @@ def tokenize_file(path: Path, tokenizer: Path) -> tuple[str, dict[str, Any]]:
 def _tokenizer(path: Path) -> Encoder:
     """The tokenizer that a path means: a tokenizer.json, or the one of an output folder or manifest."""
     if path.is_dir() or path.name == FILE_NAME:
-        path = (path if path.is_dir() else path.parent) / "tokenizer" / "tokenizer.json"
+        folder, tokenizer = (path if path.is_dir() else path.parent), load_manifest(path).tokenizer
+        return Encoder.load(folder / tokenizer.path, tokenizer.eos_id)
     return Encoder.load(path)
 
 
@@ -82,7 +83,7 @@ def tokenizer_report(
     """`(text, data)`: the report on the tokenizer of a corpus over its documents; the page too, if `html` says where."""
     manifest = load_manifest(path)
     folder = path if path.is_dir() else path.parent
-    encoder = Encoder.load(folder / manifest.tokenizer.path)
+    encoder = Encoder.load(folder / manifest.tokenizer.path, manifest.tokenizer.eos_id)
     names = [source] if source else list(manifest.sources)
     rows = [row for name in names for row in _documents(folder, manifest, name, encoder)]
     sample = pa.table([pa.array(column) for column in zip(*rows, strict=True)] or None, schema=SAMPLE)

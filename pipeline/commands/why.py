@@ -54,7 +54,9 @@ class Corpus:
 
         if "tok" not in shard.files:
             return ""
-        self._encoder = self._encoder or Encoder.load(self.folder / self.manifest.tokenizer.path)
+        self._encoder = self._encoder or Encoder.load(
+            self.folder / self.manifest.tokenizer.path, self.manifest.tokenizer.eos_id
+        )
         lengths = read_index(shard.path(self.folder, "idx"), shard.tokens)["length"]
         start = int(lengths[:place].sum(dtype=np.int64))
         dtype = np.dtype("<u2" if self.manifest.dtype == "uint16" else "<u4")

@@ -3,6 +3,9 @@
 `address`: `local` starts an embedded Ray that ends with this process; `cluster` joins the one that RAY_ADDRESS
 names (set inside a Ray job); `host:port` joins that one. Ray is imported and started when the first task is
 submitted, so that a build that finds everything done never pays for it.
+
+No wait is without a limit. A task says when it begins, and is ended when it then says nothing for much longer than
+others of its kind and size took; what follows is what follows the death of a worker.
 """
 
 from __future__ import annotations
@@ -10,13 +13,27 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.engine.executor import Failed, Finished, Happening, Yielded
+from pipeline.engine.executor import Failed, Finished, Happening, Needs, Yielded, return_memory
 from stages.contract.problem import Problem, RunError
+from stages.storage.cache import release
 
 #: Ray refuses less. Results are a few kilobytes, so more is never needed.
 OBJECT_STORE_BYTES = 80 << 20
+
+#: Silence that is allowed: so many times what tasks of this kind took, by size; never less than `LEAST` seconds, and
+#: `UNMEASURED` until one has finished.
+PATIENCE = 20.0
+LEAST = 600.0
+UNMEASURED = 7200.0
+
+#: Seconds between looks at the size of the cluster and at tasks that hang, and for nodes that have nothing running.
+LOOK = 5.0
+#: A cluster that runs none of our tasks for so long is not coming back (autoscaling has had its time).
+IDLE = 1800.0
 
 #: Set for an embedded Ray, unless the user has set them.
 QUIET = {
@@ -30,15 +47,36 @@ QUIET = {
 }
 
 
+@dataclass(frozen=True)
+class Began:
+    """The first word of a task: it runs, on this node."""
+
+    node: str
+
+
+@dataclass
+class _Running:
+    task: Any
+    sent: float
+    heard: float | None = None  # when it said something last; None: it waits for a CPU
+    node: str = ""
+    overdue: str = ""  # why it was ended
+
+
 class OnRay:
-    """Runs tasks as Ray tasks, one CPU each; notices dead workers; never lets Ray retry on its own."""
+    """Runs tasks as Ray tasks; notices dead workers, lost nodes and tasks that hang; never lets Ray retry on its own."""
 
     def __init__(self, address: str = "local", workers: int | None = None, dashboard: bool = False) -> None:
         self._address = address
         self._workers = workers
         self._dashboard = dashboard
         self._remote: Any = None
-        self._running: dict[Any, tuple[Any, float]] = {}
+        self._running: dict[Any, _Running] = {}
+        self._shared: tuple[Any, Any] = (None, None)  # what tasks have in common, and where Ray has it
+        self._seconds: dict[str, float] = defaultdict(float)  # by kind of task
+        self._amounts: dict[str, float] = defaultdict(float)
+        self._looked = self._alive = time.monotonic()
+        self._largest = 0  # memory of the largest node
         count = workers or os.cpu_count() or 1
         self.slots = 2 * count
         self.workers = f"{count} workers" if address == "local" else f"Ray at {address}"
@@ -76,16 +114,43 @@ class OnRay:
                     ),
                 )
             ) from error
-        if self._address != "local":
-            cpus = int(ray.cluster_resources().get("CPU", 1))
-            self.slots = 2 * (self._workers or cpus)
         self._remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_run)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Notes how large the cluster is now; nodes come and go."""
+        if self._address == "local":
+            return
+        import ray
+
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        self.slots = 2 * max(1, self._workers or cpus)
+        self._largest = max((int(n["Resources"].get("memory", 0)) for n in ray.nodes() if n["Alive"]), default=0)
 
     def submit(self, task: Any) -> None:
         """Sends a task; starts Ray if this is the first."""
         if self._remote is None:
             self._start()
-        self._running[self._remote.options(name=task.name).remote(task)] = task, time.monotonic()
+        needs: Needs = getattr(task, "needs", Needs())
+        options: dict[str, Any] = {"name": task.name, "num_cpus": needs.cpus}
+        if needs.gpus:
+            options["num_gpus"] = needs.gpus
+        if self._largest:  # an embedded Ray has the workers that the user asked for, whatever they need
+            options["memory"] = min(needs.memory, int(0.9 * self._largest))
+        sent, common = self._split(task)
+        stream = self._remote.options(**options).remote(sent, common)
+        self._running[stream] = _Running(task, time.monotonic())
+
+    def _split(self, task: Any) -> tuple[Any, list[Any]]:
+        """The task without what it has in common with others, and where Ray has that; it is put there once."""
+        common = getattr(task, "common", None)
+        if common is None:
+            return task, []
+        if self._shared[0] is not common:
+            import ray
+
+            self._shared = common, ray.put(common)
+        return replace(task, common=None), [self._shared[1]]
 
     def running(self) -> int:
         """Tasks sent and not finished."""
@@ -97,23 +162,80 @@ class OnRay:
             return None
         import ray
 
+        if time.monotonic() - self._looked > LOOK:
+            self._look()
         ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
         if not ready:
             return None
-        stream: Any = ready[0]
-        task, started = self._running[stream]
+        return self._hear(ready[0])
+
+    def _hear(self, stream: Any) -> Happening | None:
+        import ray
+
+        one = self._running[stream]
         try:
-            return Yielded(task, ray.get(next(stream)))
+            result = ray.get(next(stream), timeout=LEAST)
         except StopIteration:
             del self._running[stream]
-            return Finished(task, time.monotonic() - started)
+            return self._finished(one)
         except ray.exceptions.RayTaskError as error:
             del self._running[stream]
             cause = error.cause if isinstance(error.cause, Exception) else error
-            return Failed(task, cause, f"{type(cause).__name__}: {cause}")
+            return Failed(one.task, cause, f"{type(cause).__name__}: {cause}")
         except ray.exceptions.RayError as error:
             del self._running[stream]
-            return Failed(task, None, _first_line(error))
+            return Failed(one.task, None, one.overdue or _first_line(error), lost=not one.overdue and self._lost(one, error))
+        self._alive = one.heard = time.monotonic()
+        if isinstance(result, Began):
+            one.node = result.node
+            return None
+        return Yielded(one.task, result)
+
+    def _finished(self, one: _Running) -> Finished:
+        seconds = time.monotonic() - one.sent
+        kind = _kind(one.task)
+        self._seconds[kind] += seconds
+        self._amounts[kind] += _amount(one.task)
+        return Finished(one.task, seconds)
+
+    def _lost(self, one: _Running, error: BaseException) -> bool:
+        """Whether it was not the worker alone that died, but its node."""
+        import ray
+
+        if isinstance(error, ray.exceptions.NodeDiedError):
+            return True
+        return any(node["NodeID"] == one.node and not node["Alive"] for node in ray.nodes())
+
+    def _look(self) -> None:
+        """Looks at the cluster, and ends tasks that have been silent for too long."""
+        import ray
+
+        self._looked = now = time.monotonic()
+        self._measure()
+        for stream, one in self._running.items():
+            if one.heard is None or one.overdue:
+                continue
+            allowed = self.allowed(one.task)
+            if now - one.heard > allowed:
+                one.overdue = f"it said nothing for {now - one.heard:,.0f} s; {allowed:,.0f} s are allowed"
+                ray.cancel(stream, force=True)
+        waiting = all(one.heard is None for one in self._running.values())
+        if self._running and waiting and now - self._alive > IDLE:
+            needs = getattr(next(iter(self._running.values())).task, "needs", Needs())
+            raise RunError(
+                Problem(
+                    "R006",
+                    f"the cluster has not begun any of {len(self._running)} tasks for {IDLE:g} s",
+                    repairs=(f"it must have a node with {needs.cpus:g} CPUs, {needs.gpus:g} GPUs, {needs.memory >> 20} MiB free",),
+                )
+            )
+
+    def allowed(self, task: Any) -> float:
+        """Seconds of silence after which a task is taken to hang, by the rate of those of its kind that have finished."""
+        kind = _kind(task)
+        if not self._amounts[kind]:
+            return max(LEAST, UNMEASURED)
+        return max(LEAST, PATIENCE * self._seconds[kind] / self._amounts[kind] * _amount(task))
 
     def close(self) -> None:
         """Ends running tasks and an embedded Ray."""
@@ -124,12 +246,39 @@ class OnRay:
         for stream in self._running:
             ray.cancel(stream, force=True)
         self._running.clear()
+        self._shared = (None, None)
         ray.shutdown()
         self._remote = None
 
 
-def _run(task: Any) -> Any:
-    yield from task.run()
+def _kind(task: Any) -> str:
+    """Tasks of one kind are comparable: the same class, and of a superstep the same step."""
+    common = getattr(task, "common", None)
+    return f"{type(task).__name__} {common.step.name if common is not None else ''}"
+
+
+def _amount(task: Any) -> float:
+    return max(1.0, float(getattr(task, "bytes", 1)))
+
+
+_common: tuple[str, Any] = ("", None)  # of this worker: the last that a task had
+
+
+def _run(task: Any, common: list[Any]) -> Any:
+    """In a worker: first a word that it runs, then what the task yields."""
+    import ray
+
+    return_memory()
+    yield Began(ray.get_runtime_context().get_node_id())
+    if common:
+        global _common
+        if _common[0] != common[0].hex():
+            _common = common[0].hex(), ray.get(common[0], timeout=LEAST)
+        task = replace(task, common=_common[1])
+    try:
+        yield from task.run()
+    finally:
+        release()
 
 
 def _first_line(error: BaseException) -> str:

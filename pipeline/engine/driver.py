@@ -26,6 +26,7 @@ from stages.contract.problem import GristmillError, Problem, RunError
 
 DEATHS_BEFORE_CARE = 2
 DEATHS_AT_MOST = 8
+NODES_AT_MOST = 50  # a task may lose so many nodes: spot machines go, and that says nothing about the task
 WAIT_SECONDS = 0.5
 
 
@@ -46,9 +47,10 @@ class Poisoned(Exception):  # noqa: N818 - handled by the build
 
 
 class Driver:
-    """Feeds an executor and hears what happens."""
+    """Feeds an executor and hears what happens. `patient`: the first signal lets running tasks finish."""
 
-    def __init__(self, store: Store, executor: Executor, events: Events) -> None:
+    def __init__(self, store: Store, executor: Executor, events: Events, patient: bool = True) -> None:
+        self.patient = patient
         self.store = store
         self.executor = executor
         self.events = events
@@ -60,7 +62,7 @@ class Driver:
         """While inside: the first SIGINT or SIGTERM lets running tasks finish, the second stops now."""
 
         def ask(number: int, _frame: Any) -> None:
-            if self._stop is not None:
+            if self._stop is not None or not self.patient:
                 raise KeyboardInterrupt
             self._stop = 130 if number == signal.SIGINT else 75
             self.events(Interrupted(signal.Signals(number).name, self.executor.running()))
@@ -84,18 +86,20 @@ class Driver:
         started, total = time.monotonic(), len(waiting)
         self.events(PassStarted(name, total + cached, cached, minor))
         deaths: Counter[str] = Counter()
+        self._nodes: Counter[str] = Counter()
         results: Counter[str] = Counter()  # of each task in its present attempt
         failures: list[Failed] = []
         self._poison = None
         while waiting or self.executor.running():
             while waiting and self.executor.running() < self.executor.slots and not self._halted(failures):
                 task = waiting.popleft()
-                if isinstance(task, PassTask):
-                    task = replace(task, attempt=f"crumb-{task.key[:24]}")
+                if isinstance(task, PassTask) and (deaths[task.key] or not self.store.remote):
+                    task = replace(task, attempt=f"crumb-{task.key[:24]}")  # on a store a crumb is a request
                 self.executor.submit(task)
             if not self.executor.running():
                 break
             happening = self.executor.next(WAIT_SECONDS)
+            self.store.tick()
             if isinstance(happening, Yielded):
                 results[happening.task.key] += 1
                 on_result(happening.task, happening.result)
@@ -132,6 +136,10 @@ class Driver:
         if failed.error is not None:
             return None
         task = failed.task
+        if failed.lost and self._nodes[task.key] < NODES_AT_MOST:
+            self._nodes[task.key] += 1
+            self.events(WorkerDied(name, task.name, self._nodes[task.key], "its node was lost"))
+            return replace(task, committed=task.committed + results.pop(task.key, 0)) if isinstance(task, PassTask) else task
         deaths[task.key] += 1
         n = deaths[task.key]
         self.events(WorkerDied(name, task.name, n, failed.detail))
@@ -148,6 +156,8 @@ class Driver:
         return replace(task, careful=careful, committed=task.committed + results.pop(task.key, 0))
 
     def _crumb(self, task: PassTask) -> dict | None:
+        if not task.attempt:
+            return None
         try:
             return orjson.loads((self.store.tmp / task.attempt).read_bytes())
         except (OSError, ValueError):

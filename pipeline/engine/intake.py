@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -22,7 +23,7 @@ from stages.readers import recipe
 QUARANTINE = "quarantine.jsonl"
 
 
-def read_quarantine(out: Path) -> list[dict]:
+def read_quarantine(out: Any) -> list[dict]:
     """Documents that kill their worker, found by earlier builds in this folder: they are an input."""
     try:
         lines = (out / QUARANTINE).read_bytes().splitlines()
@@ -40,13 +41,13 @@ def given_tokenizer(corpus: Corpus) -> tuple[Path, str] | None:
     return path, sha256_file(path)
 
 
-def encoding_of(corpus: Corpus, tokenizer: tuple[Path, str]) -> Encoding:
+def encoding_of(corpus: Corpus, tokenizer: tuple[Any, str]) -> Encoding:
     """How a pass encodes with this tokenizer."""
     return Encoding(str(tokenizer[0]), corpus.tokenizer.eos, corpus.seed)
 
 
 def read_task(
-    corpus: Corpus, first: Pass, folder: Path, inputs: SourceInputs, work: InputTask, quarantine: list[dict]
+    corpus: Corpus, first: Pass, folder: Any, inputs: SourceInputs, work: InputTask, quarantine: list[dict]
 ) -> PassTask:
     """The task for a stretch of input files. Its key says where they are and what is done to them, not what they hold."""
     source = inputs.source

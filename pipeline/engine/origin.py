@@ -6,16 +6,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.engine.records import InputFile, Lost, Part
 from pipeline.engine.sealed import arrow_batches, part_batches
+from pipeline.engine.work import Work
 from stages.document import DOCUMENT
 from stages.readers import Damaged, FileSlice, ReadSettings, Reject, guess_format, read_slice
+from stages.readers.streams import open_stored
 
 HASH_BLOCK = 4 << 20
 
@@ -43,7 +43,7 @@ class ReadOrigin:
     _documents: int = 0
     _bytes: int = 0
 
-    def batches(self, _folder: Path) -> Iterator[pa.RecordBatch]:
+    def batches(self, _work: Work) -> Iterator[pa.RecordBatch]:
         """Document batches; rejects and damage are kept aside until asked for.
 
         A damaged file of a bundle gives nothing under `on_damaged: skip`; that of a task of its own is
@@ -115,7 +115,7 @@ class ReadOrigin:
             for item in self.slices
         ]
 
-    def empty(self, _folder: Path) -> pa.RecordBatch:
+    def empty(self, _work: Work) -> pa.RecordBatch:
         """A batch of no documents."""
         return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in DOCUMENT], schema=DOCUMENT)
 
@@ -127,25 +127,25 @@ class PartOrigin:
     part: Part
     unsplittable: bool = False
 
-    def batches(self, folder: Path) -> Iterator[pa.RecordBatch]:
+    def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Document batches of the part."""
-        return part_batches(folder / "data", self.part)
+        return part_batches(work.data, self.part)
 
     def forget(self) -> None:
         """Nothing is booked here."""
 
-    def empty(self, folder: Path) -> pa.RecordBatch:
+    def empty(self, work: Work) -> pa.RecordBatch:
         """A batch of no documents with the columns of the part."""
-        for batch in self.batches(folder):
+        for batch in self.batches(work):
             return batch.slice(0, 0)
-        return next(arrow_batches(folder / "data" / self.part.base.name)).slice(0, 0)
+        return next(arrow_batches(work.data / self.part.base.name)).slice(0, 0)
 
 
 def digest_slice(piece: FileSlice, format_name: str | None) -> str:
     """SHA-256 of the stored bytes that a slice covers."""
     start, end = _stored_range(piece, format_name or guess_format(piece.uri))
     total = hashlib.sha256()
-    with fsspec.open(piece.path, "rb") as file:
+    with open_stored(piece.path) as file:
         file.seek(start)
         left = None if end is None else end - start
         while left is None or left > 0:
@@ -162,7 +162,7 @@ def _stored_range(piece: FileSlice, format_name: str | None) -> tuple[int, int |
     if format_name == "parquet" and (piece.start, piece.end) != (0, None):
         import pyarrow.parquet as pq
 
-        with fsspec.open(piece.path, "rb") as file:
+        with open_stored(piece.path) as file:
             footer = pq.read_metadata(file)
         groups = range(piece.start, footer.num_row_groups if piece.end is None else piece.end)
         chunks = [footer.row_group(g).column(c) for g in groups for c in range(footer.num_columns)]

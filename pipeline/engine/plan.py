@@ -13,6 +13,7 @@ from pipeline.engine.task import StageUse
 from pipeline.output.against import check_references
 from stages.contract.problem import Problem, SpecError
 from stages.readers import FORMATS, list_files
+from stages.storage.address import located
 
 TOKENIZER = "tokenizer"  # the label of the stage that trains one
 LARGE = 1 << 30  # an unsplittable file above this is named
@@ -27,9 +28,9 @@ class Plan:
     inputs: dict[str, SourceInputs]
 
     @property
-    def out(self) -> Path:
+    def out(self) -> Any:
         """The output folder."""
-        return Path(self.corpus.output.path)
+        return located(self.corpus.output.path)
 
     def labels(self) -> list[str]:
         """What `--until` may name."""

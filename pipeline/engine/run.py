@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -34,11 +34,12 @@ from pipeline.engine.origin import PartOrigin
 from pipeline.engine.passes import Pass, pass_digest, stage_digest
 from pipeline.engine.plan import Plan, priority_ranks
 from pipeline.engine.records import EmitRecord, FactsRecord, FileRef, Part, PassRecord, StageCount, StepRecord
-from pipeline.engine.rounds import EmitTask, Gathered, StepTask, gather_artifact, gather_facts
+from pipeline.engine.rounds import EmitTask, Gathered, StepCommon, StepTask, gather_artifact, gather_facts
 from pipeline.engine.state import BoundaryState, BuildResult, BuildState, PartState
 from pipeline.engine.store import Store
 from pipeline.engine.tally import check_accounts, check_losses, merge_counts
 from pipeline.engine.task import PassTask, StageUse
+from pipeline.engine.work import Work
 from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, RunStarted, Warned
 from pipeline.output.against import adopt
 from pipeline.output.evidence import example_pairs
@@ -52,14 +53,16 @@ from stages.stage import GlobalStage, PartInfo
 class Build:
     """A build of one corpus in one locked output folder."""
 
-    def __init__(self, plan: Plan, store: Store, executor: Executor, events: Events) -> None:
+    def __init__(
+        self, plan: Plan, store: Store, executor: Executor, events: Events, patient: bool = True
+    ) -> None:
         self.corpus: Corpus = plan.corpus
         self.passes = plan.passes
         self.inputs = plan.inputs
         self.store = store
         self.executor = executor
         self.events = events
-        self.driver = Driver(store, executor, events)
+        self.driver = Driver(store, executor, events, patient)
 
     def run(self, until: str | None = None) -> BuildResult:
         """Builds to the end, or to the stage `until`. Raises RunError, SpecError or driver.Stopped."""
@@ -88,7 +91,7 @@ class Build:
         accounts = {source: self.accounts(state, source) for source in self.inputs}
         return BuildResult(manifest, state, accounts, documents, tokens, seconds)
 
-    def _once(self, until: str | None) -> tuple[BuildState, Path | None]:
+    def _once(self, until: str | None) -> tuple[BuildState, Any]:
         state = BuildState(self.inputs, quarantine=read_quarantine(self.store.out))
         for plan in self.passes:
             if plan.number == 0:
@@ -233,8 +236,8 @@ class Build:
         state.ran[f"pass {plan.number}"] = len(tasks)
         self.driver.run(plan.name, tasks, cached, on_result)
 
-    def tokenizer(self, state: BuildState) -> tuple[Path, str]:
-        """Path and digest of tokenizer.json: the user's own, or the one that this build trained."""
+    def tokenizer(self, state: BuildState) -> tuple[Any, str]:
+        """Path (or address) and digest of tokenizer.json: the user's own, or the one that this build trained."""
         given = given_tokenizer(self.corpus)
         if given is not None:
             return given
@@ -319,26 +322,15 @@ class Build:
             indices = [p.index for p in gathered.infos] if step.over is None else list(range(step.over))
             done: dict[int, StepRecord] = {}
             tasks = []
+            common = StepCommon(str(self.store.work), use, step, gathered, tuple(outboxes), self.corpus.seed)
+            all_of_it = digest(key, step.name, *(f.digest for f in outboxes))
             for index in indices:
-                task_key = digest(key, step.name, str(index), *(f.digest for f in outboxes))
+                task_key = digest(all_of_it, str(index))
                 record = self.store.get(task_key, StepRecord)
                 if record is not None:
                     done[index] = record
                     continue
-                name = f"{use.label}: {step.name} {index}"
-                tasks.append(
-                    StepTask(
-                        task_key,
-                        name,
-                        str(self.store.work),
-                        use,
-                        step,
-                        index,
-                        gathered,
-                        tuple(outboxes),
-                        self.corpus.seed,
-                    )
-                )
+                tasks.append(StepTask(task_key, f"{use.label}: {step.name} {index}", index, common))
 
             def book(task: StepTask, record: StepRecord, done: dict[int, StepRecord] = done) -> None:
                 self.store.put(task.key, record)
@@ -352,9 +344,9 @@ class Build:
                     counters[name] = counters.get(name, 0) + count
         boxes = tuple(outboxes)
         result = FactsRecord(
-            facts=gather_facts(self.store.work, boxes, gathered.infos) if stage.has_facts else {},
+            facts=gather_facts(Work(self.store.work), boxes, gathered.infos) if stage.has_facts else {},
             evidence=boxes if stage.drops_only else (),
-            artifact=gather_artifact(self.store.work, boxes),
+            artifact=gather_artifact(Work(self.store.work), boxes),
             counters=counters,
         )
         self.store.put(key, result)

@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,21 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.engine.records import FileRef, Part
-from stages.contract.files import fsync_folder
+from pipeline.engine.work import Work
+from stages.contract.files import on_disk
 from stages.document import with_column
 
 
 class SealedFile:
     """A binary file in the making; `seal()` makes it durable and returns its reference.
 
-    folder  the work folder: written in `tmp/`, sealed into `data/`
+    work    the work folder: written in its `tmp`, sealed into its `data`
     suffix  the kind, such as `arrow` or `tok`
     """
 
-    def __init__(self, folder: Path, suffix: str) -> None:
-        self._folder = folder
+    def __init__(self, work: Work, suffix: str) -> None:
+        self._work = work
         self._suffix = suffix
-        self._path = folder / "tmp" / f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._path = work.tmp / f"{os.getpid()}-{secrets.token_hex(8)}"
         self._file = open(self._path, "wb")
         self._hash = hashlib.sha256()
         self._bytes = 0
@@ -64,8 +64,7 @@ class SealedFile:
         self._file.close()
         digest = self._hash.hexdigest()
         name = f"{digest[:32]}.{self._suffix}"
-        os.replace(self._path, self._folder / "data" / name)
-        fsync_folder(self._folder / "data")
+        self._work.seal(self._path, name)
         return FileRef(name=name, bytes=self._bytes, digest=digest)
 
     def discard(self) -> None:
@@ -77,8 +76,8 @@ class SealedFile:
 class ArrowFile:
     """Batches of one schema on their way into a sealed Arrow IPC file."""
 
-    def __init__(self, folder: Path, suffix: str, compression: str | None = None) -> None:
-        self._file = SealedFile(folder, suffix)
+    def __init__(self, work: Work, suffix: str, compression: str | None = None) -> None:
+        self._file = SealedFile(work, suffix)
         self._options = pa.ipc.IpcWriteOptions(compression=compression)
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
@@ -115,21 +114,21 @@ class ArrowFile:
             self.discard()
 
 
-def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow IPC file, memory-mapped."""
-    with pa.memory_map(str(path)) as source:
+def arrow_batches(path: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow IPC file (path or address), read one by one: mapped pages would count as memory of the process."""
+    with pa.OSFile(str(on_disk(path))) as source:
         reader = pa.ipc.open_file(source)
         for i in range(reader.num_record_batches):
             yield reader.get_batch(i)
 
 
-def arrow_table(path: Path) -> pa.Table:
-    """The whole of an Arrow IPC file, memory-mapped."""
-    with pa.memory_map(str(path)) as source:
+def arrow_table(path: Any) -> pa.Table:
+    """The whole of an Arrow IPC file (path or address), memory-mapped."""
+    with pa.memory_map(str(on_disk(path))) as source:
         return pa.ipc.open_file(source).read_all()
 
 
-def part_batches(data: Path, part: Part) -> Iterator[pa.RecordBatch]:
+def part_batches(data: Any, part: Part) -> Iterator[pa.RecordBatch]:
     """The documents of a part. An overlay names the rows of the base that are left and brings newer columns."""
     base = arrow_batches(data / part.base.name)
     if part.overlay is None:
@@ -149,7 +148,7 @@ def part_batches(data: Path, part: Part) -> Iterator[pa.RecordBatch]:
         first += batch.num_rows
 
 
-def part_column(data: Path, part: Part, name: str) -> pa.Array:
+def part_column(data: Any, part: Part, name: str) -> pa.Array:
     """One column of a part as one array."""
     chunks = [batch.column(name) for batch in part_batches(data, part)]
     return pa.concat_arrays(chunks) if chunks else pa.nulls(0)

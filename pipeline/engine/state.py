@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from pipeline.engine.inputs import SourceInputs
 from pipeline.engine.records import Excerpt, FactsRecord, FileRef, Part, PassRecord, StageCount
@@ -66,7 +66,7 @@ class BuildState:
 class BuildResult:
     """What a build came to."""
 
-    manifest: Path | None
+    manifest: Any  # where it lies: a path, an address, or None
     state: BuildState
     accounts: dict[str, list[StageCount]]
     documents: int

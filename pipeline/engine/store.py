@@ -12,89 +12,127 @@ work/journal/000007.jsonl   {"key": …, "part": n, "kind": …, "record": {…}
 work/data/<digest>.<kind>   sealed files
 work/tmp/                   files being written
 ```
+
+On a store the journal is written in pieces, `000007-00001.jsonl`, a second's records or some hundred each: a file there
+cannot grow. What a kill takes with it is done again and comes out as the same files. Of a record only its place in the
+journal is kept in memory, about 200 bytes each, so a build may have millions of tasks.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import shutil
-import socket
-import threading
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
 
+from pipeline.engine.lock import Lock
 from pipeline.engine.records import FileRef, Record
-from stages.contract.files import fsync_folder, write_atomic
+from pipeline.engine.work import data_of
+from stages.contract.files import atomic_file, on_disk
 from stages.contract.problem import Problem, RunError
+from stages.storage.address import Address
 
-HEARTBEAT_SECONDS = 20.0
-SILENCE_SECONDS = 60.0
+#: On a store, what is written together: so many records, or those of so many seconds.
+PIECE_RECORDS = 256
+PIECE_SECONDS = 1.0
+#: On a disk, records are forced to it at least this often; a kill loses none, a power cut those since.
+SYNC_SECONDS = 0.2
 
 R = TypeVar("R", bound=Record)
 
 
 class Journal:
-    """What the builds in one output folder have written down so far, to be read; takes no lock."""
+    """What the builds in one output folder (path or address) have written down so far, to be read; takes no lock."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Any) -> None:
         self.out = out
         self.work = out / "work"
-        self.data = self.work / "data"
+        self.data = data_of(self.work)
         self.tmp = self.work / "tmp"
-        self._records: dict[tuple[str, int], dict] = {}
-        self._used: set[tuple[str, int]] = set()
+        self.remote = isinstance(out, Address)
+        self._files: list[BinaryIO] = []
+        self._places: dict[bytes, int] = {}  # of each record: number of the file << 48 | byte where its line begins
+        self._used: set[bytes] = set()
         self._load()
+        self._sizes = {a.name: n for a, n in self.data.sizes().items()} if self.remote else None
 
     def get(self, key: str, kind: type[R], part: int = 0) -> R | None:
         """The record under this key if its files are still there, else None."""
-        raw = self._records.get((key, part))
-        if raw is None or raw["kind"] != kind.__name__:
+        place = self._places.get(_short(key, part))
+        if place is None:
+            return None
+        raw = self._line(place)
+        if raw["kind"] != kind.__name__:
             return None
         record = kind.model_validate(raw["record"])
-        for file in record.files():  # type: ignore[attr-defined]
-            path = self.data / file.name
-            if not path.exists() or path.stat().st_size != file.bytes:
-                return None
-        self._used.add((key, part))
+        if not all(self._there(file) for file in record.files()):  # type: ignore[attr-defined]
+            return None
+        self._used.add(_short(key, part))
         return record
 
-    def path(self, file: FileRef) -> Path:
+    def path(self, file: FileRef) -> Any:
         """Where a sealed file lies."""
         return self.data / file.name
 
+    def _there(self, file: FileRef) -> bool:
+        if self._sizes is not None:
+            return self._sizes.get(file.name) == file.bytes
+        try:
+            return (self.data / file.name).stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+
     def _load(self) -> None:
         for path in sorted((self.work / "journal").glob("*.jsonl")):
-            content = path.read_bytes()
-            for line in content.split(b"\n")[:-1]:  # what a kill cut short has no newline
+            self._index(path)
+
+    def _index(self, path: Any) -> None:
+        """Notes where each line of a journal file stands. What a kill cut short has no newline."""
+        file = open(on_disk(path), "rb")
+        number, at = len(self._files), 0
+        self._files.append(file)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            if line.strip(b"\0\n"):  # a power cut may leave zeros
                 try:
                     row = orjson.loads(line)
-                    self._records[row["key"], row["part"]] = row
-                except (orjson.JSONDecodeError, KeyError, TypeError):
+                    self._places[_short(row["key"], row["part"])] = number << 48 | at
+                except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
                     raise RunError(
-                        Problem(
-                            "R008",
-                            f"{path} holds a line that is not a record",
-                            repairs=("build with --fresh",),
-                        )
+                        Problem("R008", f"{path} holds a line that is not a record", repairs=("build with --fresh",))
                     ) from None
+            at += len(line)
+
+    def _line(self, place: int) -> dict:
+        file = self._files[place >> 48]
+        file.seek(place & ((1 << 48) - 1))
+        return orjson.loads(file.readline())
+
+    def rows(self) -> Iterator[dict]:
+        """All records, by key and part, as they stand in the journal."""
+        for short in sorted(self._places):
+            yield self._line(self._places[short])
 
 
 class Store(Journal):
     """The work folder of one output folder, locked by this process until `close`."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Any) -> None:
         work = out / "work"
-        for folder in (work / "data", work / "tmp", work / "journal"):
-            folder.mkdir(parents=True, exist_ok=True)
+        if not isinstance(out, Address):
+            for folder in (work / "data", work / "tmp", work / "journal"):
+                folder.mkdir(parents=True, exist_ok=True)
         self.lock = Lock(work)
         try:
             super().__init__(out)
-            self._journal = open(self.work / "journal" / f"{self.lock.epoch:06d}.jsonl", "ab")
+            self._own = _Pieces(self) if self.remote else _Growing(self)
         except BaseException:
             self.lock.release()
             raise
@@ -105,7 +143,7 @@ class Store(Journal):
         return self.lock.epoch
 
     def put(self, key: str, record: Record, part: int = 0) -> None:
-        """Journals a record; when this returns, it survives a kill.
+        """Journals a record; when this returns, it survives a kill (on a store: within a second).
 
         Raises RunError when another driver has taken the folder over.
         """
@@ -116,32 +154,44 @@ class Store(Journal):
             "kind": type(record).__name__,
             "record": record.model_dump(mode="json"),
         }
-        self._journal.write(orjson.dumps(row, option=orjson.OPT_NON_STR_KEYS) + b"\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
-        self._records[key, part] = row
-        self._used.add((key, part))
+        number, at = self._own.append(orjson.dumps(row, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+        self._places[_short(key, part)] = number << 48 | at
+        self._used.add(_short(key, part))
+        if self._sizes is not None:
+            self._sizes |= {file.name: file.bytes for file in record.files()}  # type: ignore[attr-defined]
+
+    def tick(self) -> None:
+        """Writes down what has waited long enough; to be called now and then."""
+        self._own.tick()
 
     def sweep(self) -> None:
         """Keeps the records used by this build and their files; deletes all others and compacts the journal."""
         self.lock.check()
-        rows = [self._records[k] for k in sorted(self._used)]
-        body = b"".join(orjson.dumps(r, option=orjson.OPT_NON_STR_KEYS) + b"\n" for r in rows)
-        own = self.work / "journal" / f"{self.epoch:06d}.jsonl"
-        self._journal.close()
-        write_atomic(own, body)
-        self._journal = open(own, "ab")
-        for old in (self.work / "journal").iterdir():
-            if old.name != own.name:
-                old.unlink(missing_ok=True)
-        named = set(_file_names(rows))
-        for path in self.data.iterdir():
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+        self._own.close()
+        self._places = {short: place for short, place in self._places.items() if short in self._used}
+        own = self.work / "journal" / (f"{self.epoch:06d}-99999.jsonl" if self.remote else f"{self.epoch:06d}.jsonl")
+        named: set[int] = set()
+        with atomic_file(own) as file:
+            for row in self.rows():
+                file.write(orjson.dumps(row, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+                named.update(map(_mark, _file_names(row)))
+        _remove(path for path in (self.work / "journal").iterdir() if path.name != own.name)
+        _remove(path for path in self.data.iterdir() if _mark(path.name) not in named)
         self.clear_tmp()
+        self._reopen(own)
+
+    def _reopen(self, own: Any) -> None:
+        for opened in self._files:
+            opened.close()
+        self._files, self._places = [], {}
+        self._index(own)
+        self._own = _Pieces(self) if self.remote else _Growing(self)
 
     def clear_tmp(self) -> None:
         """Empties the folder of files being written; call it while no task runs."""
+        if self.remote:
+            _remove(self.tmp.iterdir())
+            return
         for path in self.tmp.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -150,14 +200,121 @@ class Store(Journal):
 
     def close(self) -> None:
         """Closes the journal and gives the lock back."""
-        self._journal.close()
-        self.lock.release()
+        try:
+            self._own.close()
+        finally:
+            self.lock.release()
+            for file in self._files:
+                file.close()
 
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Growing:
+    """The journal of this epoch as a file that grows."""
+
+    def __init__(self, store: Store) -> None:
+        path = store.work / "journal" / f"{store.epoch:06d}.jsonl"
+        self._file = open(path, "ab")
+        self._number = len(store._files)
+        store._files.append(open(path, "rb"))
+        self._synced = time.monotonic()
+        self._dirty = False
+
+    def append(self, line: bytes) -> tuple[int, int]:
+        """Writes a line: `(number of the file, byte where it begins)`."""
+        at = self._file.tell()
+        self._file.write(line)
+        self._file.flush()
+        self._dirty = True
+        self.tick()
+        return self._number, at
+
+    def tick(self) -> None:
+        if self._dirty and time.monotonic() - self._synced > SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced, self._dirty = time.monotonic(), False
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._sync()
+            self._file.close()
+
+
+class _Pieces:
+    """The journal of this epoch as files of a store, and a copy of it on the disk to read from."""
+
+    def __init__(self, store: Store) -> None:
+        self._folder = store.work / "journal"
+        self._epoch = store.epoch
+        self._copy = tempfile.TemporaryFile()
+        self._number = len(store._files)
+        store._files.append(self._copy)  # type: ignore[arg-type]
+        self._lines: list[bytes] = []
+        self._since = 0.0
+        taken = [int(p.stem[7:]) for p in self._folder.glob(f"{self._epoch:06d}-*.jsonl") if p.stem != f"{self._epoch:06d}-99999"]
+        self._next = 1 + max([0, *taken])
+
+    def append(self, line: bytes) -> tuple[int, int]:
+        """Keeps a line for the next piece: `(number of the copy, byte where it begins there)`."""
+        at = self._copy.seek(0, 2)
+        self._copy.write(line)
+        self._copy.flush()
+        self._since = self._since or time.monotonic()
+        self._lines.append(line)
+        self.tick()
+        return self._number, at
+
+    def tick(self) -> None:
+        late = bool(self._lines) and time.monotonic() - self._since > PIECE_SECONDS
+        if late or len(self._lines) >= PIECE_RECORDS:
+            self._write()
+
+    def _write(self) -> None:
+        if self._lines:
+            (self._folder / f"{self._epoch:06d}-{self._next:05d}.jsonl").write_bytes(b"".join(self._lines))
+            self._next += 1
+            self._lines, self._since = [], 0.0
+
+    def close(self) -> None:
+        self._write()
+
+
+def _remove(paths: Iterable[Any]) -> None:
+    found = list(paths)
+    if found and isinstance(found[0], Address):
+        found[0].remove_all(found)
+        return
+    for path in found:
+        path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Any) -> None:
+    """Removes a folder (path or address) with all that is in it."""
+    if isinstance(folder, Address):
+        _remove(folder.sizes())
+    elif Path(folder).exists():
+        shutil.rmtree(folder)
+
+
+def _short(key: str, part: int) -> bytes:
+    """A key and a part in 20 bytes."""
+    return hashlib.blake2b(key.encode(), digest_size=16).digest() + part.to_bytes(4, "big")
+
+
+def _mark(name: str) -> int:
+    """A sealed name as a number of 60 bits; two of the same number are not told apart, and then both stay."""
+    try:
+        return int(name[:15], 16)
+    except ValueError:
+        return -1
 
 
 def _file_names(value: object) -> Iterable[str]:
@@ -169,131 +326,3 @@ def _file_names(value: object) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _file_names(inner)
-
-
-class Lock:
-    """`lock-<epoch>`, created only if absent; a thread keeps its mtime fresh.
-
-    Raises RunError, naming the owner, when a living process holds the folder.
-    """
-
-    def __init__(self, work: Path) -> None:
-        self._work = work
-        self._lost = False
-        self._stop = threading.Event()
-        owner = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "born": _birth(os.getpid()),
-            "started": time.time(),
-        }
-        held = sorted(work.glob("lock-*"))
-        for path in held:
-            if _alive(path):
-                raise _locked(path)
-        journals = [int(p.stem) for p in (work / "journal").glob("*.jsonl") if p.stem.isdigit()]
-        self.epoch = 1 + max([0, *journals, *(int(p.name[5:]) for p in held)])
-        self.path = work / f"lock-{self.epoch:06d}"
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            raise _locked(self.path) from None
-        with open(descriptor, "wb") as file:
-            file.write(orjson.dumps(owner))
-            file.flush()
-            os.fsync(file.fileno())
-        fsync_folder(work)
-        for path in held:
-            path.unlink(missing_ok=True)
-        self._thread = threading.Thread(target=self._beat, name="lock-heartbeat", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raises RunError if another driver has taken over."""
-        if self._lost or self._newer():
-            raise RunError(
-                Problem(
-                    "R004",
-                    f"another build took over {self._work.parent} (this one was silent for 60 s); stopping",
-                )
-            )
-
-    def release(self) -> None:
-        """Gives the folder back."""
-        self._stop.set()
-        self._thread.join()
-        if not self._newer():
-            self.path.unlink(missing_ok=True)
-
-    def _newer(self) -> bool:
-        return any(int(p.name[5:]) > self.epoch for p in self._work.glob("lock-*"))
-
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS):
-            try:
-                os.utime(self.path)
-            except FileNotFoundError:
-                self._lost = True
-            self._lost = self._lost or self._newer()
-
-
-def read_owner(path: Path) -> dict:
-    """Who holds a lock file: host, pid, started (seconds since 1970); empty while it is being written."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def owner_of(work: Path) -> dict:
-    """Who is building in this work folder right now; empty if nobody is."""
-    return next((read_owner(path) for path in sorted(work.glob("lock-*"), reverse=True) if _alive(path)), {})
-
-
-def _alive(path: Path) -> bool:
-    owner = read_owner(path)
-    try:
-        silent = time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return False
-    if owner.get("host") == socket.gethostname():
-        return _birth(owner["pid"]) == owner.get("born") is not None
-    return silent < SILENCE_SECONDS
-
-
-def _birth(pid: int) -> str | None:
-    """When a process of this machine began (clock ticks since boot, with the boot's id), or None if there is none.
-
-    A process id alone is not an identity: it is used again.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        pass
-    else:
-        return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
-    try:  # no /proc (macOS)
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "alive"
-
-
-def _locked(path: Path) -> RunError:
-    owner = read_owner(path)
-    started = (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["started"]))
-        if "started" in owner
-        else "just now"
-    )
-    who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {started}"
-    return RunError(
-        Problem(
-            "R004",
-            f"{path.parent.parent} is in use by {who}",
-            repairs=("wait for it to end", "or give this build another output.path"),
-        )
-    )

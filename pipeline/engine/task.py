@@ -10,27 +10,34 @@ and then knows the document that kills.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.engine.executor import Needs
 from pipeline.engine.origin import PartOrigin, ReadOrigin
 from pipeline.engine.records import EmitRecord, Excerpt, FileRef, InputFile, Lost, Part, PassRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_table, kept_rows
 from pipeline.engine.tally import Tally
+from pipeline.engine.work import Work
+from stages.contract.files import on_disk
 from stages.document import DOCUMENT, drop_rows, text_buffers, with_column
 from stages.stage import GlobalStage, RowStage, Stage
+from stages.storage.address import located
+from stages.text import folded_hashes
 from stages.tokenizer.encode import Encoder
 
 PART_BYTES = 256 << 20  # of text: an unsplittable file becomes parts of about this size
 DROPPED_TEXTS = 1000  # dropped documents whose text is kept, per reason and part
 TOKENIZE = "tokenize"  # the account of the last pass
+WORKER_BYTES = 350 << 20  # an interpreter with libraries and compiled kernels
+BATCH_BYTES = 16 << 20  # of text, where a part is read again
+BATCH_COPIES = 8  # of its text that a batch is at most, on its way through the stages
 EXCERPTS = 5
 EXCERPT_CHARACTERS = 600
 STAGE_ERRORS = 20  # documents of one part on which stages may raise before the task gives up
@@ -69,7 +76,7 @@ class StageUse:
 class Encoding:
     """How the last pass turns text into ids."""
 
-    tokenizer: str  # path of tokenizer.json
+    tokenizer: str  # path or address of tokenizer.json
     eos: str | None
     holdout_seed: int
 
@@ -93,14 +100,34 @@ class PassTask:
     committed: int = 0  # parts of an earlier attempt: read past, not done again
     attempt: str = field(default="", compare=False)  # name of the breadcrumb
 
+    @property
+    def needs(self) -> Needs:
+        """The most that any of its stages asks for, and the memory of a batch and of all their models."""
+        uses = (*(use for use, _ in self.before), *self.rows, *self.emits)
+        models = sum(use.stage.memory() for use in uses)
+        batch = BATCH_COPIES * (self.origin.settings.batch_bytes if isinstance(self.origin, ReadOrigin) else BATCH_BYTES)
+        return Needs(
+            cpus=max([1.0, *(use.stage.cpus for use in uses)]),
+            gpus=max([0.0, *(use.stage.gpus for use in uses)]),
+            memory=WORKER_BYTES + batch + models,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """How much there is to read, about: what a measured rate is applied to."""
+        if isinstance(self.origin, ReadOrigin):
+            return sum(min(s.size, (s.slice.end or s.size) - s.slice.start) for s in self.origin.slices)
+        return self.origin.part.text_bytes
+
     def run(self) -> Iterator[tuple[PassRecord, dict[str, EmitRecord]]]:
         """One record per part, with what the next global stages collected of it."""
         pa.set_cpu_count(1)
-        crumb = Breadcrumb(Path(self.folder) / "tmp" / self.attempt if self.attempt else None)
+        work = Work(self.folder)
+        crumb = Breadcrumb(work.place / "tmp" / self.attempt if self.attempt else None)
         number, filled = 0, 0
         part = None if self.committed else PartWriter(self)
         try:
-            for index, batch in enumerate(self.origin.batches(Path(self.folder))):
+            for index, batch in enumerate(self.origin.batches(work)):
                 if part is not None:
                     for piece in [batch] if index != self.careful else _singles(batch):
                         crumb.write(index, piece)
@@ -136,23 +163,23 @@ class PartWriter:
 
     def __init__(self, task: PassTask) -> None:
         self.task = task
-        self.folder = Path(task.folder)
+        self.work = Work(task.folder)
         self.tally = Tally()
         self._rows_in = 0
         self._rows_out = 0
         self._text_out = 0
-        self._documents = ArrowFile(self.folder, "arrow", "lz4")
-        self._dropped = ArrowFile(self.folder, "dropped.arrow", "lz4")
-        self._emissions = {use.label: ArrowFile(self.folder, "emit.arrow") for use in task.emits}
+        self._documents = ArrowFile(self.work, "arrow", "lz4")
+        self._dropped = ArrowFile(self.work, "dropped.arrow", "lz4")
+        self._emissions = {use.label: ArrowFile(self.work, "emit.arrow") for use in task.emits}
         self._stage_errors = 0
         self._texts_kept: dict[tuple[str, str], int] = {}
         self._kept: list[Excerpt] = []
         self._removed: list[Excerpt] = []
         self._rejects: list[tuple[str, int, str, str]] = []
         self._facts = [
-            (use, arrow_table(self.folder / "data" / file.name)) for use, file in task.before if file
+            (use, arrow_table(self.work.data / file.name)) for use, file in task.before if file
         ]
-        self._tokens = TokenWriter(task.encoding, self.folder) if task.encoding else None
+        self._tokens = TokenWriter(task.encoding, self.work) if task.encoding else None
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Runs the stages over a batch and writes what is left."""
@@ -299,7 +326,7 @@ class PartWriter:
     def seal(self, more: bool) -> tuple[PassRecord, dict[str, EmitRecord]]:
         """The finished part. An empty one still has its schema: the stages run over an empty batch."""
         if not self._documents.started:
-            self.add(self.task.origin.empty(self.folder))
+            self.add(self.task.origin.empty(self.work))
         origin = self.task.origin
         lost: Sequence[Lost] = ()
         inputs: Sequence[InputFile] = ()
@@ -344,7 +371,7 @@ class PartWriter:
         if not self._rejects:
             return None
         uris, records, reasons, details = zip(*self._rejects, strict=True)
-        with ArrowFile(self.folder, "rejects.arrow") as file:
+        with ArrowFile(self.work, "rejects.arrow") as file:
             columns = [[self.task.source] * len(uris), uris, records, reasons, details]
             file.write(
                 pa.RecordBatch.from_arrays(
@@ -376,10 +403,10 @@ def _stage_error(label: str, batch: pa.RecordBatch, failures: int, error: Except
 class TokenWriter:
     """Ids of the documents, back to back, each ending with one EOS: the only place where EOS is added."""
 
-    def __init__(self, encoding: Encoding, folder: Path) -> None:
-        self.encoder = Encoder.load(encoding.tokenizer, eos=encoding.eos)
+    def __init__(self, encoding: Encoding, work: Work) -> None:
+        self.encoder = Encoder.load(str(on_disk(located(encoding.tokenizer))), eos=encoding.eos)
         self._seed = encoding.holdout_seed
-        self._file = SealedFile(folder, "tok")
+        self._file = SealedFile(work, "tok")
         self._dtype = np.dtype("<u2") if self.encoder.vocab_size <= 65536 else np.dtype("<u4")
         self._count = 0
         self._largest = -1
@@ -406,9 +433,10 @@ class TokenWriter:
         self._file.write(flat.astype(self._dtype))
         self._count += len(flat)
         self._check_roundtrip(batch, ids, offsets)
-        keys = holdout_keys(texts, self._seed)
+        data, starts = text_buffers(texts)
+        keys = folded_hashes(data, starts, self._seed)  # equal texts of any spelling stay on one side of the holdout
         out = batch.drop_columns(["text", "drop", "drop_value"])
-        out = with_column(out, "text_bytes", pa.array(np.diff(text_buffers(texts)[1]), pa.int64()))
+        out = with_column(out, "text_bytes", pa.array(np.diff(starts), pa.int64()))
         out = with_column(out, "length", pa.array(lengths.astype(np.uint32)))
         return with_column(out, "holdout_key", pa.array(keys))
 
@@ -431,19 +459,6 @@ class TokenWriter:
     def discard(self) -> None:
         """Forgets the file."""
         self._file.discard()
-
-
-def holdout_keys(texts: pa.Array, seed: int) -> np.ndarray:
-    """uint64 keyed hash of each text with case and white space folded, so that equal texts get equal keys."""
-    key = seed.to_bytes(8, "little", signed=True)
-    folded = pc.utf8_trim_whitespace(pc.replace_substring_regex(pc.utf8_lower(texts), r"\s+", " "))
-    content, offsets = text_buffers(folded)
-    view = memoryview(content)  # type: ignore[arg-type]
-    hashes = [
-        hashlib.blake2b(view[start:end], digest_size=8, key=key).digest()
-        for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    ]
-    return np.frombuffer(b"".join(hashes), "<u8") if hashes else np.empty(0, np.uint64)
 
 
 def smallest(so_far: list[Excerpt], batch: pa.RecordBatch) -> list[Excerpt]:
@@ -479,8 +494,8 @@ def _seal_or_drop(file: ArrowFile) -> FileRef | None:
 class Breadcrumb:
     """A tiny file that says which batch is being worked on: what is left of a worker that died."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Any) -> None:
+        self._path = path  # a path, an address, or None: no crumbs
 
     def write(self, index: int, batch: pa.RecordBatch) -> None:
         """Notes the batch number and, when it is a single document, its place."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +20,14 @@ from pipeline.engine.records import AdoptRecord, FileRef, Part, Record
 from pipeline.engine.rounds import dropped_rows
 from pipeline.engine.sealed import ArrowFile, arrow_table
 from pipeline.engine.task import StageUse
+from pipeline.engine.work import Work
 from pipeline.output.shards import place
-from stages.contract.files import write_atomic
+from stages.contract.files import on_disk, write_atomic
 from stages.contract.manifest import FILE_NAME
 from stages.contract.names import canonical_json, digest
 from stages.contract.problem import Problem, SpecError
 from stages.stage import GlobalStage, PartInfo
+from stages.storage.address import located
 
 if TYPE_CHECKING:
     from pipeline.engine.run import Build
@@ -69,9 +70,9 @@ def write_reference(build: Build, state: BuildState) -> None:
     write_atomic(build.store.work / REFERENCE, canonical_json({"format": 1, "stages": stages}))
 
 
-def read_reference(path: str, stage: GlobalStage) -> tuple[Path, list[OldPart]]:
+def read_reference(path: str, stage: GlobalStage) -> tuple[Any, list[OldPart]]:
     """`(work folder, parts)` of an earlier build for this stage. SpecError when it has none that fits."""
-    place_of = Path(path)
+    place_of = located(path)
     work = (place_of.parent if place_of.name == FILE_NAME else place_of) / "work"
     try:
         stored = orjson.loads((work / REFERENCE).read_bytes())
@@ -124,13 +125,13 @@ class AdoptTask:
     def run(self) -> Iterator[AdoptRecord]:
         """One record. The rows of the part are those of the signatures."""
         pa.set_cpu_count(1)
-        folder, theirs = Path(self.folder), Path(self.old_work) / "data"
-        place(theirs / self.old.emission.name, folder / "data" / self.old.emission.name)
+        work, theirs = Work(self.folder), Work(self.old_work).data
+        place(theirs / self.old.emission.name, work.data / self.old.emission.name)
         gone = dropped_rows(theirs, self.old.dropped)
-        with ArrowFile(folder, "facts.arrow") as file:
+        with ArrowFile(work, "facts.arrow") as file:
             file.write(pa.RecordBatch.from_arrays([pa.array(gone, pa.uint32())], ["row"]))
             dropped = file.seal()
-        with ArrowFile(folder, "arrow", "lz4") as file:
+        with ArrowFile(work, "arrow", "lz4") as file:
             for batch in _places(theirs, self.old.part):
                 file.write(batch)
             base = file.seal()
@@ -138,10 +139,10 @@ class AdoptTask:
         yield AdoptRecord(part=part, emission=self.old.emission, dropped=dropped)
 
 
-def _places(data: Path, part: Part) -> Iterator[pa.RecordBatch]:
+def _places(data: Any, part: Part) -> Iterator[pa.RecordBatch]:
     """Ids and places of the documents of a part; its other columns, the text among them, are not read."""
     rows = None if part.overlay is None else arrow_table(data / part.overlay.name).column("row").to_numpy()
-    with pa.memory_map(str(data / part.base.name)) as source:
+    with pa.memory_map(str(on_disk(data / part.base.name))) as source:
         names = pa.ipc.open_file(source).schema.names
         options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in _COLUMNS])
         reader = pa.ipc.open_file(source, options=options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipeline.engine.records import Part
@@ -14,7 +13,7 @@ from stages.exchange import read_inbox
 SHOWN = 80  # characters of a text
 
 
-def example_pairs(data: Path, boundary: BoundaryState, indices: Sequence[int], number: int = 3) -> list[str]:
+def example_pairs(data: Any, boundary: BoundaryState, indices: Sequence[int], number: int = 3) -> list[str]:
     """Lines for people: the first dropped documents of some parts, each with the document kept instead."""
     paths = [data / file.name for file in boundary.facts.evidence]
     lines: list[str] = []
@@ -34,7 +33,7 @@ def example_pairs(data: Path, boundary: BoundaryState, indices: Sequence[int], n
     return lines
 
 
-def documents_at(data: Path, part: Part, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
+def documents_at(data: Any, part: Part, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Some rows of a part as dicts, by row number."""
     wanted = sorted(set(rows))
     found: dict[int, dict[str, Any]] = {}

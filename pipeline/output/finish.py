@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -18,9 +18,10 @@ from pipeline.events import Warned
 from pipeline.output.against import write_reference
 from pipeline.output.materialize import mix
 from pipeline.output.members import Member, cut_members, pack_members, write_members
+from pipeline.output.placed import Placed
 from pipeline.output.report import write_report
-from pipeline.output.shards import Boundary, DroppedTask, place
-from stages.contract.files import atomic_file
+from pipeline.output.shards import Boundary, DroppedTask
+from stages.contract.files import atomic_file, on_disk
 from stages.contract.manifest import (
     FILE_NAME,
     Checks,
@@ -42,6 +43,7 @@ from stages.contract.names import canonical_json, digest
 from stages.contract.problem import Problem, RunError
 from stages.contract.shard import token_dtype
 from stages.stage import GlobalStage
+from stages.storage.address import Address
 from stages.tokenizer.encode import Encoder
 
 if TYPE_CHECKING:
@@ -52,10 +54,10 @@ RUN_FILE = "run.json"
 REJECTS_NAMED = 1000  # in the manifest; all of them are in rejects.jsonl
 
 
-def finish(build: Build, state: BuildState) -> Path:
+def finish(build: Build, state: BuildState) -> Any:
     """Writes everything a user gets and returns the path of the manifest."""
     path, sha = build.tokenizer(state)
-    encoder = Encoder.load(str(path), eos=build.corpus.tokenizer.eos)
+    encoder = Encoder.load(str(on_disk(path)), eos=build.corpus.tokenizer.eos)
     _check_roundtrip(state)
     members = cut_members(build, state)
     write_members(build, state, members, sha, encoder)
@@ -65,11 +67,11 @@ def finish(build: Build, state: BuildState) -> Path:
     dropped = _write_dropped(build, state)
     out = build.store.out
     files = _final_files(build, state, members, dropped)
+    placed = Placed(build.store)
     old = out / FILE_NAME
-    if old.exists() and not all(_same(build.store.path(ref), out / name) for name, ref in files.items()):
+    if old.exists() and not all(placed.same(name, ref) for name, ref in files.items()):
         old.unlink()
-    for name, ref in files.items():
-        place(build.store.path(ref), out / name)
+    placed.put_all(files)
     if build.corpus.tokenizer.path is not None:
         _copy(Path(build.corpus.tokenizer.path), out / "tokenizer" / "tokenizer.json")
     rejects = _write_rejects(build, state)
@@ -89,10 +91,10 @@ def place_artifacts(build: Build, state: BuildState) -> None:
     """
     out = build.store.out
     files = {_place_of(n): f for b in state.boundaries for n, f in sorted(b.facts.artifact.items())}
-    if any(not _same(build.store.path(file), out / name) for name, file in files.items()):
+    placed = Placed(build.store)
+    if any(not placed.same(name, file) for name, file in files.items()):
         (out / FILE_NAME).unlink(missing_ok=True)
-    for name, file in files.items():
-        place(build.store.path(file), out / name)
+    placed.put_all(files)
 
 
 def _check_roundtrip(state: BuildState) -> None:
@@ -161,14 +163,7 @@ def _place_of(artifact: str) -> str:
     return artifact if "/" in artifact else f"tokenizer/{artifact}"
 
 
-def _same(source: Path, target: Path) -> bool:
-    try:
-        return target.samefile(source)
-    except OSError:
-        return False
-
-
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Any) -> None:
     content = source.read_bytes()
     if not target.exists() or target.read_bytes() != content:
         with atomic_file(target) as file:
@@ -287,9 +282,13 @@ def _funnel(build: Build, state: BuildState, member: Member) -> tuple[FunnelStep
     return tuple(steps)
 
 
-def _remove_strays(out: Path, wanted: set[str]) -> None:
+def _remove_strays(out: Any, wanted: set[str]) -> None:
     """Removes files of an earlier build that this one does not have."""
     for folder in ("shards", "holdout", "dropped", "tokenizer"):
+        if isinstance(out, Address):
+            found = [path for path in (out / folder).sizes() if str(path.relative_to(out)) not in wanted]
+            out.remove_all(found)
+            continue
         for path in sorted((out / folder).rglob("*"), reverse=True):
             if path.is_dir():
                 if not any(path.iterdir()):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from pipeline.corpus import Materialized
 from pipeline.engine.passes import ENGINE_VERSION
 from pipeline.engine.records import RowsRecord, ShardRecord
 from pipeline.engine.sealed import ArrowFile, arrow_table
+from pipeline.engine.work import Work
 from pipeline.output.members import Member, run_jobs
 from pipeline.output.shards import RowsTask, write_record
 from stages.contract.epochs import Rows
@@ -237,12 +237,12 @@ class MixTask:
     def run(self) -> Iterator[ShardRecord]:
         """One record: the shard's files under content names."""
         pa.set_cpu_count(1)
-        folder = Path(self.folder)
+        work = Work(self.folder)
         shelf = Shelf(token_dtype(self.vocab_size))
-        streams = [Stream(shelf, folder / "data", shards) for shards in self.members]
+        streams = [Stream(shelf, work.data, shards) for shards in self.members]
         try:
-            with ArrowFile(folder, "docs.arrow", "lz4") as docs:
-                yield write_record(folder, self._content(shelf, streams), docs, self.vocab_size, self.eos_id, self.layout)
+            with ArrowFile(work, "docs.arrow", "lz4") as docs:
+                yield write_record(work, self._content(shelf, streams), docs, self.vocab_size, self.eos_id, self.layout)
         finally:
             shelf.close()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +23,15 @@ import pyarrow.compute as pc
 from pipeline.engine.records import FileRef, Part, PassRecord, RowsRecord, ShardRecord, TableRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
 from pipeline.engine.task import DROPPED, DROPPED_TEXTS
-from stages.contract.files import fsync_folder
+from pipeline.engine.work import Work
+from stages.contract.files import on_disk
 from stages.contract.rows import rows_kind
 from stages.contract.shard import Documents, read_index, token_dtype, write_shard
 from stages.document import with_column
 from stages.exchange import read_inbox
 from stages.shards.arrow_shard import write_arrow_shard
 from stages.shards.pack import pack_shard
+from stages.storage.address import Address
 
 HOLDOUT_FLOOR = 20  # documents, where the source has ten times as many
 HOLDOUT_FLOOR_FROM = 200
@@ -79,7 +82,7 @@ class Numbers:
     threshold: int
 
     @classmethod
-    def of(cls, records: Sequence[PassRecord], data: Path, share: float, most: int, column: str | None) -> Numbers:
+    def of(cls, records: Sequence[PassRecord], data: Any, share: float, most: int, column: str | None) -> Numbers:
         """The numbers of a source, and its holdout threshold."""
         lengths = tuple(_numbers(data, r.part, "length") for r in records)
         keys = tuple(_numbers(data, r.part, "holdout_key") for r in records)
@@ -151,12 +154,12 @@ def on_side(keys: np.ndarray, threshold: int, holdout: bool) -> np.ndarray:
     return held if holdout else ~held
 
 
-def _numbers(data: Path, part: Part, name: str) -> np.ndarray:
+def _numbers(data: Any, part: Part, name: str) -> np.ndarray:
     column = part_column(data, part, name)
     return column.to_numpy(zero_copy_only=False) if len(column) else np.empty(0, np.uint64)
 
 
-def _values(data: Path, part: Part, name: str) -> np.ndarray:
+def _values(data: Any, part: Part, name: str) -> np.ndarray:
     """A column as float64; NaN where a document has no value, or the part no such column."""
     names = {field for batch in part_batches(data, part) for field in batch.schema.names}
     if name not in names:
@@ -179,19 +182,19 @@ class ShardTask:
     def run(self) -> Iterator[ShardRecord]:
         """One record: the shard's files under content names."""
         pa.set_cpu_count(1)
-        folder = Path(self.folder)
-        with ArrowFile(folder, "docs.arrow", "lz4") as docs:
-            yield write_record(folder, self._documents(folder), docs, self.vocab_size, self.eos_id, self.layout)
+        work = Work(self.folder)
+        with ArrowFile(work, "docs.arrow", "lz4") as docs:
+            yield write_record(work, self._documents(work), docs, self.vocab_size, self.eos_id, self.layout)
 
-    def _documents(self, folder: Path) -> Iterator[tuple[Documents, pa.RecordBatch]]:
+    def _documents(self, work: Work) -> Iterator[tuple[Documents, pa.RecordBatch]]:
         dtype = token_dtype(self.vocab_size)
         for segment in self.cut.segments:
             size = segment.tokens.bytes // dtype.itemsize
             tokens = (
-                np.memmap(folder / "data" / segment.tokens.name, dtype, "r") if size else np.empty(0, dtype)
+                np.memmap(on_disk(work.data / segment.tokens.name), dtype, "r") if size else np.empty(0, dtype)
             )
             row, position = 0, 0
-            for batch in arrow_batches(folder / "data" / segment.documents.name):
+            for batch in arrow_batches(work.data / segment.documents.name):
                 length = batch.column("length").to_numpy()
                 ends = position + np.cumsum(length, dtype=np.int64)
                 low, high = max(segment.first - row, 0), min(segment.last - row, len(length))
@@ -216,7 +219,7 @@ class ShardTask:
 
 
 def write_record(
-    folder: Path,
+    work: Work,
     content: Iterable[tuple[Documents, pa.RecordBatch]],
     docs: ArrowFile,
     vocab_size: int,
@@ -224,7 +227,7 @@ def write_record(
     layout: str,
 ) -> ShardRecord:
     """Writes a shard from documents and their rows of provenance, which have a column `text_bytes`."""
-    base = folder / "tmp" / f"shard-{secrets.token_hex(8)}"
+    base = work.tmp / f"shard-{secrets.token_hex(8)}"
     text_bytes = 0
 
     def batches() -> Iterator[Documents]:
@@ -244,8 +247,7 @@ def write_record(
     files = {}
     for field, suffix, fact in (("tok", kind, facts.tok), ("idx", "idx", facts.idx), ("crc", "crc", facts.crc)):
         files[field] = FileRef(name=f"{fact.sha256[:32]}.{suffix}", bytes=fact.bytes, digest=fact.sha256)
-        os.replace(f"{base}.{suffix}", folder / "data" / files[field].name)
-    fsync_folder(folder / "data")
+        work.seal(Path(f"{base}.{suffix}"), files[field].name)
     return ShardRecord(
         **files,
         docs=docs_ref,
@@ -271,10 +273,10 @@ class RowsTask:
 
     def run(self) -> Iterator[RowsRecord]:
         """One record: the file of the rows, and their groups."""
-        folder = Path(self.folder)
-        records = read_index(folder / "data" / self.idx.name, self.tokens)
+        work = Work(self.folder)
+        records = read_index(work.data / self.idx.name, self.tokens)
         packing = pack_shard(records["length"], records["id"], self.length, self.whole)
-        file = SealedFile(folder, rows_kind(self.length))
+        file = SealedFile(work, rows_kind(self.length))
         file.write(packing.rows.to_bytes())
         yield RowsRecord(file=file.seal(), groups=packing.groups)
 
@@ -302,14 +304,14 @@ class DroppedTask:
 
     def run(self) -> Iterator[TableRecord]:
         """One record: the table."""
-        folder = Path(self.folder)
+        work = Work(self.folder)
         rows = 0
         texts: dict[tuple[str, str], int] = {}
-        survivors = {b.label: Survivors(folder / "data", b) for b in self.boundaries}
-        with ArrowFile(folder, "table.arrow", "lz4") as out:
+        survivors = {b.label: Survivors(work.data, b) for b in self.boundaries}
+        with ArrowFile(work, "table.arrow", "lz4") as out:
             out.write(_with_survivors(pa.RecordBatch.from_pylist([], schema=DROPPED), -1, survivors))
             for file, index in self.files:
-                for batch in arrow_batches(folder / "data" / file.name):
+                for batch in arrow_batches(work.data / file.name):
                     batch = _cap_texts(batch, texts)
                     out.write(_with_survivors(batch, index, survivors))
                     rows += batch.num_rows
@@ -319,7 +321,7 @@ class DroppedTask:
 class Survivors:
     """Looks up who was kept for a dropped row."""
 
-    def __init__(self, data: Path, boundary: Boundary) -> None:
+    def __init__(self, data: Any, boundary: Boundary) -> None:
         self._paths = [data / file.name for file in boundary.outboxes]
         self._parts = dict(boundary.parts)
         self._ids = lru_cache(maxsize=64)(lambda index: part_column(data, self._parts[index], "id"))
@@ -363,8 +365,18 @@ def _cap_texts(batch: pa.RecordBatch, seen: dict[tuple[str, str], int]) -> pa.Re
     return with_column(batch, "text", texts)
 
 
-def place(source: Path, target: Path) -> None:
-    """Puts a sealed file at its name in the output folder: a hard link where the disk can, else a copy."""
+def place(source: Any, target: Any) -> None:
+    """Puts a sealed file at its name in the output folder: a hard link where the disk can, else a copy.
+
+    Both may be addresses; within one store the store itself copies.
+    """
+    if isinstance(target, Address):
+        if isinstance(source, Address):
+            target.copy_from(source)
+        else:
+            target.put(source)
+        return
+    source = on_disk(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and os.path.samefile(source, target):
         return

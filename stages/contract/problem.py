@@ -37,6 +37,8 @@ CODES: dict[str, str] = {
     "C018": "a source without a weight in a mix",
     "C019": "a Ray client address (`ray://`), which is refused",
     "C020": "a file that would be overwritten is there already",
+    "C021": "a secret in a config that would be sent to a cluster",
+    "C022": "more files than a job may take to a cluster",
     "P001": "the equations of the plan do not agree",
     "P002": "the plan lacks a value that cannot be derived",
     "P003": "the plan does not fit the hardware",
@@ -58,11 +60,14 @@ CODES: dict[str, str] = {
     "R007": "a package that this needs is not installed",
     "R008": "the run folder holds something that cannot be read",
     "R009": "a self-test of the program failed",
+    "R010": "a job on a cluster failed, or is not known there",
+    "R011": "a store that gives no answer",
     "T001": "no checkpoint can be loaded",
     "T002": "a checkpoint could not be written",
     "T003": "the loss or a gradient is not a finite number",
     "T004": "a rank of the training ended or hangs",
     "T005": "out of memory on a device",
+    "T006": "a checkpoint does not bring back the state that it was made of",
     "W001": "something that works but is rarely meant",
 }
 

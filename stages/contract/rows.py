@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.contract.files import on_disk
 from stages.contract.problem import Problem, RunError
 
 SPAN = np.dtype([("start", "<u8"), ("length", "<u4"), ("document", "<u4")])
@@ -71,6 +72,7 @@ def rows_kind(length: int) -> str:
 def read_rows(path: Path, length: int) -> PackedRows:
     """The rows in a file. RunError when it is no such file, or of another length."""
     try:
+        path = on_disk(path)
         with open(path, "rb") as file:
             head = file.read(_HEAD.size)
         size = path.stat().st_size

@@ -24,7 +24,7 @@ from typing import IO, Self
 import numpy as np
 
 from stages.contract.checksums import Checksums, Guard
-from stages.contract.files import atomic_file, sha256_file, write_atomic
+from stages.contract.files import atomic_file, on_disk, sha256_file, write_atomic
 from stages.contract.problem import Problem, RunError
 
 #: One record per document: tokens including the EOS, and the 16-byte document id.
@@ -169,9 +169,10 @@ class TokenFile:
         self._firsts = [first for first, _ in segments]
         self._places = [place for _, place in segments]
         try:
-            self._fd = os.open(path, os.O_RDONLY)
+            self._remote = path.blocks() if hasattr(path, "blocks") else None  # an address of a store
+            self._fd = -1 if self._remote is not None else os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror}")) from error
+            raise RunError(Problem("D002", f"{path} cannot be read: {error.strerror or error}")) from error
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from token number `start`, in the dtype of the file. RunError when it is too short."""
@@ -195,7 +196,10 @@ class TokenFile:
 
     def read_many(self, starts: Sequence[int], counts: Sequence[int], out: np.ndarray) -> None:
         """Fills `out` with stretches of tokens, one behind the other. RunError when the file is too short."""
-        if len(self._firsts) > 1:
+        if self._remote is not None:
+            width = self.dtype.itemsize
+            self._remote.bring([self._stretch(start, count, width) for start, count in zip(starts, counts, strict=True)])
+        if len(self._firsts) > 1 or self._remote is not None:
             done = 0
             for start, count in zip(starts, counts, strict=True):
                 self.read_into(start, out[done : done + count])
@@ -211,9 +215,22 @@ class TokenFile:
                 self._fill(base + start * width, part, start)
             done += size
 
+    def _stretch(self, start: int, count: int, width: int) -> tuple[int, int]:
+        """The bytes that hold these tokens, and what lies between them."""
+        first = bisect_right(self._firsts, start) - 1
+        last = bisect_right(self._firsts, start + max(count, 1) - 1) - 1
+        begin = self._places[first] + (start - self._firsts[first]) * width
+        return begin, self._places[last] + (start + count - self._firsts[last]) * width
+
     def _fill(self, at: int, view: memoryview, start: int) -> None:
         """The bytes from `at` on; one pread may legally return less than it was asked for."""
         end = at + len(view)
+        if self._remote is not None:
+            if self._remote.read_into(at, view) != len(view):
+                size = self._remote.size
+                message = f"{self.path} is too short: tokens from {start:,} on end at byte {end:,}, it has {size:,}"
+                raise RunError(Problem("D002", message))
+            return
         got = os.preadv(self._fd, [view], at)
         while got < len(view):
             view = view[got:]
@@ -224,7 +241,8 @@ class TokenFile:
                 raise RunError(Problem("D002", message))
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def __enter__(self) -> Self:
         return self
@@ -244,6 +262,7 @@ def read_tokens(path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarr
 def read_index(path: Path, tokens: int) -> np.ndarray:
     """The records (dtype INDEX) of an `.idx` file, memory-mapped. RunError when their lengths do not add up to `tokens`."""
     try:
+        path = on_disk(path)
         size = path.stat().st_size
         whole = size % INDEX.itemsize == 0
         records = np.asarray(np.memmap(path, INDEX, "r")) if size and whole else np.empty(0, INDEX)
@@ -300,7 +319,7 @@ def check_shard_content(
     dtype = token_dtype(vocab_size)
     tok = tok or Path(f"{base}.tok")
     try:
-        records = read_index(Path(f"{base}.idx"), tokens)
+        records = read_index(type(base)(f"{base}.idx"), tokens)
     except RunError as error:
         return list(error.problems)
     found: list[Problem] = []

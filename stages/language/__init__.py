@@ -59,6 +59,10 @@ class Language(RowStage):
     def adds(self) -> dict[str, pa.DataType]:
         return {"lang": pa.string(), "lang_score": pa.float32()} | mark_column(self)
 
+    def memory(self) -> int:
+        """A model of the user's own is held in memory."""
+        return 0 if self.model is None else os.path.getsize(self.model)
+
     def recipe(self) -> dict[str, str]:
         return identify.recipe(self.model)
 

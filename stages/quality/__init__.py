@@ -82,6 +82,10 @@ class _Judge(Stage):
             added[f"quality.{self.column}.cut"] = pa.int32()
         return added | mark_column(self)
 
+    def memory(self) -> int:
+        """The model is held in memory."""
+        return 0 if self.model is None else os.path.getsize(self.model)
+
     def recipe(self) -> dict[str, str]:
         if self.model is None:
             return {"fasttext": fasttext_version(), "text": VERSION}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stages.readers.guess import guess_format, is_url, without_compression
 from stages.readers.tree import SKIPPED_FOLDERS, is_binary_name, is_tree_text
+from stages.storage.patience import patiently
 
 _WILD = re.compile(r"[*?\[{]")
 _IN_CLASS = re.compile(r"[\\\[\]^&~|]")  # what a character class of `re` would take as syntax
@@ -266,19 +267,23 @@ class _Remote:
         import fsspec
 
         self._fs: Any = fsspec.core.url_to_fs(url)[0]
+        self._fs.invalidate_cache()  # what another process has put there since must be seen
+
+    def _ask(self, word: str, path: str, **options: Any) -> Any:
+        return patiently(lambda: getattr(self._fs, word)(path, **options), path)
 
     def kind(self, url: str) -> str | None:
         inner = self._fs._strip_protocol(url)
-        return "folder" if self._fs.isdir(inner) else "file" if self._fs.exists(inner) else None
+        return "folder" if self._ask("isdir", inner) else "file" if self._ask("exists", inner) else None
 
     def single(self, url: str) -> Iterator[_Entry]:
         inner = self._fs._strip_protocol(url)
-        yield self._entry(self._fs.info(inner), inner.rsplit("/", 1)[-1])
+        yield self._entry(self._ask("info", inner), inner.rsplit("/", 1)[-1])
 
     def walk(self, root: str, glob: _Glob, skipped: set[Skipped]) -> Iterator[_Entry]:
         """Every file below `root`, with the folders of tools and hidden names left out as in a local walk."""
         inner = self._fs._strip_protocol(root).rstrip("/")
-        for path, info in sorted(self._fs.find(inner, detail=True).items()):
+        for path, info in sorted(self._ask("find", inner, detail=True).items()):
             relative = path[len(inner) :].lstrip("/")
             if not relative or not glob.matches(relative):
                 continue

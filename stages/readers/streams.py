@@ -19,6 +19,7 @@ import zstandard
 from stages.readers.frames import Frame, zstd_frames
 from stages.readers.guess import compression_of, is_url
 from stages.readers.record import KIB, MIB, DamagedStream
+from stages.storage.address import Address, is_address
 
 BLOCK = MIB
 _STORED_BLOCK = 64 * KIB
@@ -30,9 +31,11 @@ def open_stored(path: str) -> BinaryIO:
     """The stored bytes of a file, seekable. OSError as usual."""
     if not is_url(path):
         return cast(BinaryIO, open(path, "rb"))
-    import fsspec
+    if "::" in path or not is_address(path):
+        import fsspec
 
-    return cast(BinaryIO, fsspec.open(path, "rb").open())
+        return cast(BinaryIO, fsspec.open(path, "rb").open())
+    return Address(path).open()
 
 
 def blocks(path: str, start: int = 0) -> Iterator[bytes]:

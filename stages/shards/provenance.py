@@ -8,10 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from stages.contract.files import on_disk
+
 
 def origins(path: Path, documents: Sequence[int]) -> list[dict[str, Any]]:
     """The rows of these documents of a shard, as plain values; `id` in hex."""
-    with pa.memory_map(str(path)) as source:
+    with pa.memory_map(str(on_disk(path))) as source:
         table = pa.ipc.open_file(source).read_all()
     rows = table.take(pa.array(documents, pa.int64())).to_pylist()
     for row in rows:

@@ -48,6 +48,13 @@ def shingle_hashes(data_U8: np.ndarray, offsets_N1: np.ndarray, n: int) -> Buffe
     return hashes, shingle_offsets_N1
 
 
+def folded_hashes(data_U8: np.ndarray, offsets_N1: np.ndarray, seed: int) -> np.ndarray:
+    """uint64 [N]: a keyed hash of each text, equal for texts that differ in case and in the amount of white space alone."""
+    hashes = np.empty(len(offsets_N1) - 1, np.uint64)
+    kernels.hash_folded(data_U8, offsets_N1, kernels.CLASSES, kernels.LOWER, np.uint64(seed % 2**64), hashes)
+    return hashes
+
+
 def words(text: str) -> list[str]:
     """The words and units of one text, in order. Slow: for people, messages and tests."""
     content = text.encode("utf-8", "replace")

@@ -176,3 +176,23 @@ def word_spans(data, offsets, classes, starts, stops):
                 starts[at], stops[at] = start, i
                 at += 1
     return at
+
+
+@njit(types.void(BYTES, OFFSETS, TABLE, FOLD, types.uint64, types.uint64[::1]), cache=True, nogil=True)
+def hash_folded(data, offsets, classes, lower, key, hashes):
+    """Hash of each text in lower case, runs of white space as one space, none at its ends."""
+    for row in range(len(offsets) - 1):
+        i, end = offsets[row], offsets[row + 1]
+        state = _SEED ^ mix(key)
+        begun = space = False
+        while i < end:
+            code, i = decode(data, i, end)
+            if np.int64(classes[code]) & CLASS == SPACE:
+                space = begun
+                continue
+            if space:
+                state = absorb(state, np.int64(0x20))
+                space = False
+            state = absorb(state, np.int64(lower[code]) if code < CASED else code)
+            begun = True
+        hashes[row] = mix(state)

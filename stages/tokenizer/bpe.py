@@ -325,7 +325,7 @@ class TrainTokenizer(GlobalStage):
                 t: real - len(self.special_tokens) + i for i, t in enumerate(self.special_tokens)
             },
             "eos": self.special_tokens[0],
-            "pattern": {"name": self.pattern, "regex": self.cutting().regex},
+            "pattern": {"name": self.pattern, "regexes": self.cutting().regexes},
             "trained_on": {name: sum(s.get(name, 0) for s in sources.values()) for name in _STATS},
             "sources": sources,
             "pieces": {

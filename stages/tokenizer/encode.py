@@ -52,7 +52,7 @@ class Encoder:
     fast        whether the compiled path is taken; `why_slow` says what stands against it, else None
     """
 
-    def __init__(self, content: bytes, eos: str | None = None, name: str = "tokenizer.json") -> None:
+    def __init__(self, content: bytes, eos: str | int | None = None, name: str = "tokenizer.json") -> None:
         """From the bytes of a tokenizer.json; `name` is for messages. SpecError: unreadable, or no EOS to be found."""
         try:
             self._library = Tokenizer.from_buffer(content)
@@ -64,6 +64,8 @@ class Encoder:
         self._library.no_truncation()
         vocabulary = self._ids = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
+        if isinstance(eos, int):
+            eos = self._library.id_to_token(eos) or f"number {eos}"
         self.eos_token = _choose_eos(self._spec, vocabulary, eos, name)
         self.eos_id: int = vocabulary[self.eos_token]
         self.why_slow = _why_slow(self._spec)
@@ -81,8 +83,8 @@ class Encoder:
         self.fast = self.why_slow is None
 
     @classmethod
-    def load(cls, source: str | Path | bytes, eos: str | None = None) -> Encoder:
-        """From a path or the content of a tokenizer.json. `eos` names the end token where the usual names do not."""
+    def load(cls, source: str | Path | bytes, eos: str | int | None = None) -> Encoder:
+        """From a path or the content of a tokenizer.json. `eos` is the end token, or its id, where it has an unusual name."""
         if isinstance(source, bytes):
             return cls(source, eos)
         try:

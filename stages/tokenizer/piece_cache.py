@@ -17,7 +17,7 @@ from stages.text.memory import copy_bytes
 from stages.text.vectors import load8, lowest
 from stages.tokenizer.merging import MERGES, ROOM, Merges, merge_piece
 from stages.tokenizer.pieces import PieceTable, home_of, key_of, slot_of
-from stages.tokenizer.pretokenize import LETTER, NUMBER, Pattern, classes, piece_end
+from stages.tokenizer.pretokenize import GPT2, GPT4, LETTER, NUMBER, Pattern, classes, piece_end
 
 #: Limits of what one thread keeps: pieces of up to seven bytes, longer ones, ids of pieces that are several tokens.
 SHORT_PIECES, LONG_PIECES, KEPT_IDS = 1 << 18, 1 << 18, 1 << 21
@@ -68,7 +68,7 @@ class PieceCache:
         state[[_TEXT, _AT, _FILLED]] = 0, offsets[0], 0
         while True:
             why = _encode(
-                data, offsets, state, classes(), self._leads, pattern.gpt2, pattern.digits, pattern.split_han,
+                data, offsets, state, classes(), self._leads, pattern.family, pattern.digits, pattern.split_han,
                 self._short, self._long.slots, self._long.pool, self._long.offsets, self._kept,
                 whole.slots, whole.pool, whole.offsets, whole_ids, self._merges, self._ids, bounds,
             )  # fmt: skip
@@ -102,11 +102,13 @@ def _leads(pattern: Pattern) -> np.ndarray:
     """uint64 by byte: 0x80 for ASCII that may stand before the letters of a piece, else 0."""
     kinds = classes()[:128]
     leads = np.zeros(256, np.uint64)
-    if pattern.gpt2:
+    if pattern.family == GPT2:
         leads[32] = 0x80
     else:
         leads[:128][kinds & (LETTER | NUMBER) == 0] = 0x80
-        leads[[10, 13, 39]] = 0  # an apostrophe may begin a contraction
+        leads[[10, 13]] = 0
+    if pattern.family == GPT4:
+        leads[39] = 0  # an apostrophe may begin a contraction
     return leads
 
 
@@ -179,7 +181,7 @@ def _keep(n, ids, filled, kept, used):  # type: ignore[no-untyped-def]
 
 @njit(
     types.int64(
-        _BYTES, _PLACES, types.int64[::1], _BYTES, types.uint64[::1], types.boolean, types.int64, types.boolean,
+        _BYTES, _PLACES, types.int64[::1], _BYTES, types.uint64[::1], types.int64, types.int64, types.boolean,
         _GRID, _GRID, types.uint8[::1], types.int64[::1], _IDS,
         _GRID, types.uint8[::1], types.int64[::1], types.int32[::1], MERGES, _IDS, types.int64[::1],
     ),
@@ -187,7 +189,7 @@ def _keep(n, ids, filled, kept, used):  # type: ignore[no-untyped-def]
     nogil=True,
 )  # fmt: skip
 def _encode(  # type: ignore[no-untyped-def]
-    data, texts, state, kinds, leads, gpt2, digits, split_han,
+    data, texts, state, kinds, leads, family, digits, split_han,
     short, slots, pool, offsets, kept, whole_slots, whole_pool, whole_offsets, whole_ids, merges, ids, bounds,
 ):  # fmt: skip
     """Goes on from where `state` says until all is done or something is full; why it stopped.
@@ -226,7 +228,7 @@ def _encode(  # type: ignore[no-untyped-def]
                 if behind_it & np.uint64(0x80) != 0 or size < 1 + (lead != 0) or size > 15 or at + size > end:
                     size = np.int64(0)
             if size == 0:
-                size = piece_end(data, at, end, kinds, gpt2, digits, split_han) - at
+                size = piece_end(data, at, end, kinds, family, digits, split_han) - at
                 if size <= _SHORT:
                     key = _short_key(data, at, size)
                 else:

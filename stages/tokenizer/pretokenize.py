@@ -9,6 +9,8 @@ decides which alternative matches. Classes come from the regex engine that runs 
     gpt4     any one character but a line break before letters; up to 3 digits; line breaks end a run of others
     llama3   the same as gpt4
     qwen2    the same with single digits
+    deepseek numbers of 3 digits and runs of Han and kana first; in what is left, one ASCII sign with the ASCII letters
+             behind it, any one sign that is neither before letters and marks, ' ?' before signs (DeepSeek V3)
 
 The default is llama3: tools that run exported models know it by name, and numbers of three digits keep the length
 of a number visible while they cost a third of the tokens. `split_han` adds `\p{Han}+` in front, so that no piece
@@ -28,9 +30,12 @@ from numba import njit, types
 
 from stages.text.vectors import load8
 
-PatternName = Literal["gpt2", "gpt4", "llama3", "qwen2"]
+PatternName = Literal["gpt2", "gpt4", "llama3", "qwen2", "deepseek"]
 
-LETTER, NUMBER, SPACE, HAN, NFC_UNSAFE = 1, 2, 4, 8, 16
+LETTER, NUMBER, SPACE, HAN, NFC_UNSAFE, MARK, SIGN = 1, 2, 4, 8, 16, 32, 64
+
+#: Families of patterns.
+GPT2, GPT4, DEEPSEEK = 0, 1, 2
 
 #: Pieces per kernel call: boundaries and indices of so many stay in the second-level cache.
 CHUNK = 16_384
@@ -39,27 +44,38 @@ _TABLE = Path(__file__).with_name("unicode_classes.npz")
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OFFSETS = types.Array(types.int64, 1, "C", readonly=True)
 _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DEEPSEEK_REGEXES = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^""" + "\r\n" + r"""\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+["""
+    + "\r\n" + r"""]*|\s*[""" + "\r\n" + r"""]+|\s+(?!\S)|\s+""",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Pattern:
     """How text is cut. `digits` is the longest run of numbers in one piece, 0 for any length (gpt2 only)."""
 
-    gpt2: bool = False
+    family: int = GPT4
     digits: int = 3
     split_han: bool = False
 
     @property
-    def regex(self) -> str:
-        """The same cutting as a regular expression (Oniguruma syntax, as `tokenizers` reads it)."""
-        if self.gpt2:
-            return _GPT2_REGEX
+    def regexes(self) -> tuple[str, ...]:
+        """The same cutting as regular expressions (Oniguruma syntax, as `tokenizers` reads it).
+
+        Each cuts what the one before it left: matches, and what lies between them, are pieces of their own.
+        """
+        if self.family == GPT2:
+            return (_GPT2_REGEX,)
+        if self.family == DEEPSEEK:
+            return _DEEPSEEK_REGEXES
         han = r"\p{Han}+|" if self.split_han else ""
         letters = r"[\p{L}&&[^\p{Han}]]+" if self.split_han else r"\p{L}+"
         numbers = r"\p{N}" if self.digits == 1 else rf"\p{{N}}{{1,{self.digits}}}"
         return (
             rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{han}[^\r\n\p{{L}}\p{{N}}]?{letters}|{numbers}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         )
 
     def pre_tokenizer(self) -> dict[str, Any]:
@@ -68,33 +84,32 @@ class Pattern:
             "type": "ByteLevel",
             "add_prefix_space": False,
             "trim_offsets": True,
-            "use_regex": self.gpt2,
+            "use_regex": self.family == GPT2,
         }
-        if self.gpt2:
+        if self.family == GPT2:
             return byte_level
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": self.regex},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        return {"type": "Sequence", "pretokenizers": [split, byte_level]}
+        splits = [
+            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+            for regex in self.regexes
+        ]
+        return {"type": "Sequence", "pretokenizers": [*splits, byte_level]}
 
 
 def named_pattern(name: PatternName, digits: int | None = None, split_han: bool = False) -> Pattern:
-    """The pattern of that name, with another limit for digits or with Han apart. ValueError where gpt2 has neither."""
-    if name == "gpt2":
+    """The pattern of that name, with another limit for digits or with Han apart. ValueError where it has neither."""
+    if name in ("gpt2", "deepseek"):
         if digits is not None or split_han:
-            raise ValueError("the pattern gpt2 is fixed: it takes neither `digits` nor `split_han`")
-        return Pattern(gpt2=True, digits=0)
+            raise ValueError(f"the pattern {name} is fixed: it takes neither `digits` nor `split_han`")
+        return Pattern(GPT2, digits=0) if name == "gpt2" else Pattern(DEEPSEEK)
     return Pattern(digits=digits or (1 if name == "qwen2" else 3), split_han=split_han)
 
 
 _KNOWN = {
-    p.regex: p
+    p.regexes: p
     for p in (
-        Pattern(gpt2=True, digits=0),
-        *(Pattern(False, d, han) for d in (1, 2, 3) for han in (False, True)),
+        Pattern(GPT2, digits=0),
+        Pattern(DEEPSEEK),
+        *(Pattern(GPT4, d, han) for d in (1, 2, 3) for han in (False, True)),
     )
 }
 
@@ -106,15 +121,14 @@ def recognise(pre_tokenizer: Mapping[str, Any] | None) -> Pattern | None:
         steps = list(steps[0]["pretokenizers"])
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space", True):
         return None
-    own_regex = steps[-1].get("use_regex", True)
-    if len(steps) == 1:
-        return _KNOWN[_GPT2_REGEX] if own_regex else None
-    split = steps[0]
-    # "Removed" with `invert` removes what the pattern does not match, and ours match everything.
-    isolates = (split.get("behavior"), split.get("invert", False)) in {("Isolated", False), ("Removed", True)}
-    if len(steps) != 2 or own_regex or split.get("type") != "Split" or not isolates:
-        return None
-    return _KNOWN.get(split["pattern"].get("Regex"))
+    own_regex = steps.pop().get("use_regex", True)
+    if not steps:
+        return _KNOWN[(_GPT2_REGEX,)] if own_regex else None
+    known = None if own_regex else _KNOWN.get(tuple(step.get("pattern", {}).get("Regex") for step in steps))
+    # "Removed" with `invert` removes what the pattern does not match: the same, where a pattern matches everything.
+    ways = {(step.get("type"), step.get("behavior"), step.get("invert", False)) for step in steps}
+    allowed = {("Split", "Isolated", False)} | ({("Split", "Removed", True)} if len(steps) == 1 else set())
+    return known if ways <= allowed else None
 
 
 @functools.cache
@@ -138,7 +152,7 @@ def pieces(pattern: Pattern, data: np.ndarray, offsets: np.ndarray) -> Iterator[
     position, text = int(offsets[0]), 0
     while position < offsets[-1]:
         count, text, end = _split(
-            data, offsets, text, position, table, pattern.gpt2, pattern.digits, pattern.split_han, ends
+            data, offsets, text, position, table, pattern.family, pattern.digits, pattern.split_han, ends
         )
         yield position, ends[:count]
         position = end
@@ -286,11 +300,86 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
     return at
 
 
+@njit(inline="always", cache=True, nogil=True)
+def _apart(code, kind):  # type: ignore[no-untyped-def]
+    """Whether the first two deepseek patterns take the character, so that the third never sees it or past it."""
+    return kind & NUMBER != 0 or (0x4E00 <= code <= 0x9FA5) or (0x3040 <= code <= 0x30FF)
+
+
+@njit(inline="always", cache=True, nogil=True)
+def _run_left(data, at, end, table, wanted):  # type: ignore[no-untyped-def]
+    """Where the run of characters of a class in `wanted`, none of them apart, that begins at `at` ends."""
+    while at < end:
+        code, width = _character(data, at, end)
+        if table[code] & wanted == 0 or _apart(code, table[code]):
+            break
+        at += width
+    return at
+
+
 @njit(cache=True, nogil=True)
-def piece_end(data, at, end, table, gpt2, digits, split_han):  # type: ignore[no-untyped-def]
+def _matches_nothing(data, at, end, table):  # type: ignore[no-untyped-def]
+    """Width of the character at `at` if no deepseek pattern matches there, else 0: a sign of no class before no letter."""
+    code, width = _character(data, at, end)
+    kind = table[code]
+    if kind & (LETTER | MARK | SIGN | SPACE) or _apart(code, kind):
+        return 0
+    return 0 if _run_left(data, at + width, min(at + width + 4, end), table, LETTER | MARK) > at + width else width
+
+
+@njit(cache=True, nogil=True)
+def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
+    """End of the piece that begins at `at` under the deepseek patterns."""
+    code, width = _character(data, at, end)
+    kind, body = table[code], at + width
+    if kind & NUMBER:
+        for _ in range(2):
+            if body < end:
+                code, width = _character(data, body, end)
+                body += width if table[code] & NUMBER else 0
+        return body
+    if _apart(code, kind):
+        while body < end:
+            code, width = _character(data, body, end)
+            if not _apart(code, table[code]) or table[code] & NUMBER:
+                break
+            body += width
+        return body
+    if kind & SIGN and code < 0x80 and body < end and 97 <= (data[body] | 0x20) <= 122:
+        while body < end and data[body] < 0x80 and 97 <= (data[body] | 0x20) <= 122:
+            body += 1
+        return body
+    if kind & LETTER or (kind & SIGN == 0 and code != 10 and code != 13):
+        stop = _run_left(data, body, end, table, LETTER | MARK)
+        if stop > body or kind & (LETTER | MARK):
+            return stop
+    signs = _run_left(data, body, end, table, SIGN) if kind & SIGN or code == 32 else body
+    if kind & SIGN or signs > body:
+        while signs < end and (data[signs] == 10 or data[signs] == 13):
+            signs += 1
+        return signs
+    if kind & SPACE:
+        stop = _run(data, at, end, table, SPACE, SPACE)
+        if stop < end:
+            code, width = _character(data, stop, end)
+            if _apart(code, table[code]):
+                end = stop  # the third pattern sees the end of what is left there
+        return _space_end(data, at, end, table, True)
+    while body < end:
+        width = _matches_nothing(data, body, end, table)
+        if width == 0:
+            break
+        body += width
+    return body
+
+
+@njit(cache=True, nogil=True)
+def piece_end(data, at, end, table, family, digits, split_han):  # type: ignore[no-untyped-def]
     """Where the piece that begins at `at` in a text that ends at `end` is over. table: `classes()`; the rest: `Pattern`."""
-    if gpt2:
+    if family == GPT2:
         return _gpt2_end(data, at, end, table)
+    if family == DEEPSEEK:
+        return _deepseek_end(data, at, end, table)
     return _gpt4_end(data, at, end, table, digits, split_han)
 
 
@@ -301,7 +390,7 @@ def piece_end(data, at, end, table, gpt2, digits, split_han):  # type: ignore[no
         types.int64,
         types.int64,
         _BYTES,
-        types.boolean,
+        types.int64,
         types.int64,
         types.boolean,
         types.int64[::1],
@@ -309,7 +398,7 @@ def piece_end(data, at, end, table, gpt2, digits, split_han):  # type: ignore[no
     cache=True,
     nogil=True,
 )
-def _split(data, offsets, text, at, table, gpt2, digits, split_han, ends):  # type: ignore[no-untyped-def]
+def _split(data, offsets, text, at, table, family, digits, split_han, ends):  # type: ignore[no-untyped-def]
     """Fills `ends` from position `at` of text number `text` on; `(filled, text, position)` where it stopped."""
     count = 0
     texts = len(offsets) - 1
@@ -318,10 +407,12 @@ def _split(data, offsets, text, at, table, gpt2, digits, split_han, ends):  # ty
         while at < end:
             if count == len(ends):
                 return count, text, at
-            if gpt2:
+            if family == GPT4:
+                at = _gpt4_end(data, at, end, table, digits, split_han)
+            elif family == GPT2:
                 at = _gpt2_end(data, at, end, table)
             else:
-                at = _gpt4_end(data, at, end, table, digits, split_han)
+                at = _deepseek_end(data, at, end, table)
             ends[count] = at
             count += 1
         text += 1

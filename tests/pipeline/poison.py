@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import ClassVar
 
 import pyarrow as pa
@@ -19,6 +20,17 @@ class Raises(RowStage):
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if any("RAISE" in text for text in batch.column("text").to_pylist()):
             raise ValueError("this text is too much for me")
+        return batch
+
+
+class Hungry(RowStage):
+    """Asks for a petabyte on documents that hold the word HUNGRY."""
+
+    name: ClassVar[str] = "hungry"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if any("HUNGRY" in text for text in batch.column("text").to_pylist()):
+            bytearray(1 << 50)
         return batch
 
 
@@ -66,4 +78,40 @@ class RaisesAfter(RowStage):
             type(self).seen_texts += batch.num_rows
             if self.called > self.calls + self.extra:
                 raise SystemError("gave up")
+        return batch
+
+
+class Waits(RowStage):
+    """Never comes to an end."""
+
+    name: ClassVar[str] = "waits"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows:
+            threading.Event().wait()
+        return batch
+
+
+class Hangs(RowStage):
+    """Never comes to an end with documents that hold the word HANG."""
+
+    name: ClassVar[str] = "hangs"
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if any("HANG" in text for text in batch.column("text").to_pylist()):
+            threading.Event().wait()
+        return batch
+
+
+class Heavy(RowStage):
+    """Asks for much."""
+
+    name: ClassVar[str] = "heavy"
+    cpus: ClassVar[float] = 2.0
+    gpus: ClassVar[float] = 0.5
+
+    def memory(self) -> int:
+        return 3 << 30
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch

@@ -38,6 +38,16 @@ def test_a_document_on_which_a_stage_raises_is_rejected_by_name(tmp_path: Path) 
     assert (step.documents_in, step.documents_out, step.rejected) == (30, 29, 1)
 
 
+def test_a_document_that_asks_for_all_memory_is_rejected_by_name(tmp_path: Path) -> None:
+    texts = [document(i) for i in range(30)]
+    texts[20] = "HUNGRY " + texts[20]
+    run_build(make(tmp_path, texts, "tests.pipeline.poison:Hungry"))
+    rows = [orjson.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()]
+    assert [row["reason"] for row in rows] == ["stage-error"]
+    assert "MemoryError" in rows[0]["detail"]
+    assert load_manifest(tmp_path / "out").sources["web"].funnel[-1].documents_in == 29
+
+
 def test_a_stage_that_raises_on_everything_fails_the_build(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="stage `raises` failed on") as error:
         run_build(make(tmp_path, ["RAISE " + document(i) for i in range(40)], "tests.pipeline.poison:Raises"))
@@ -63,7 +73,7 @@ def test_a_large_file_in_one_piece_goes_on_behind_the_parts_that_are_done(
     with pytest.raises(RunError, match="gave up"):
         run_build(config, [where])
     with Store(tmp_path / "out") as store:
-        parts = sum(1 for record in store._records.values() if record["record"].get("more"))
+        parts = sum(1 for record in store.rows() if record["record"].get("more"))
     assert parts >= 1
     poison.RaisesAfter.reset(1000)
     run_build(config, [where])

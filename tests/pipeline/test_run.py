@@ -92,7 +92,7 @@ def test_the_same_bytes_when_the_inputs_lie_elsewhere(built: Path, tmp_path: Pat
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_same_bytes_on_ray_for_any_number_of_workers(built: Path, tmp_path: Path, workers: int) -> None:
     from pipeline.engine.cluster import OnRay
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.engine.sealed import arrow_table
 from stages.contract.manifest import load_manifest
+from tests.pipeline.commands.test_why import call
 from tests.pipeline.corpora import document, ran, run_build, snapshot, write_config, write_jsonl
-from tests.pipeline.test_why import call
 
 STAGES = "  - normalize\n  - exact-dedup\n  - span-dedup: {min_words: 30}\n  - pii\n"
 

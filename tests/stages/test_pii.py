@@ -187,15 +187,19 @@ def test_windows_hold_all_that_the_shared_texts_do(shared):
      "-----BEGIN PRIVATE KEY-----", "eyJ.", "http://a:b@", "12:", "=", "(", "中1", "是"],
 )  # fmt: skip
 def test_time_grows_with_length_only(unit):
+    """Work that grew with the square would make sixteen times as much of four times the text; the best of some tries
+    keeps other programs of the machine out of it."""
     texts = [unit * (size // len(unit)) for size in (20_000, 80_000)]
     scrub(texts[0])
-    spent = []
+    best = []
     for text in texts:
-        start = time.process_time()
-        scrub(text)
-        spent.append(time.process_time() - start)
-    assert spent[1] < 8 * spent[0] + 0.3
-    assert spent[1] < 1.5
+        spent = []
+        while len(spent) < 2 or (len(spent) < 8 and min(spent) > 0.1):
+            start = time.process_time()
+            scrub(text)
+            spent.append(time.process_time() - start)
+        best.append(min(spent))
+    assert best[1] < 8 * best[0] + 0.3
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

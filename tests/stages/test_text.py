@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.document import text_buffers
-from stages.text import shingle_hashes, table, word_hashes, words
+from stages.text import folded_hashes, shingle_hashes, table, word_hashes, words
 from tests.stages.scripts_corpus import TEXTS
 
 
@@ -140,3 +140,18 @@ def test_shipped_table():
         assert classes[ord(character)] & table.CLASS == kind
     assert classes[ord("。")] & table.TERMINAL
     assert lower[ord("É")] == ord("é")
+
+
+WHITE = st.text(st.sampled_from(" \t\n\r\u00a0\u2003\u3000"), min_size=1, max_size=3)
+
+
+@given(words=st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1), max_size=6), data=st.data())
+def test_folded_hashes_see_neither_case_nor_the_amount_of_white_space(words, data):
+    plain = " ".join(words)
+    spaced = data.draw(WHITE).join(["", *words, ""]) if words else data.draw(WHITE)
+    upper = "".join(c.upper() if len(c.upper()) == 1 and c.upper().lower() == c else c for c in plain)
+    batch = pa.array([plain, spaced, upper, plain + "x", plain + " x"], pa.large_string())
+    hashes = folded_hashes(*text_buffers(batch), 7).tolist()
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert len({hashes[0], hashes[3], *([hashes[4]] if words else [])}) == (3 if words else 2)
+    assert folded_hashes(*text_buffers(batch), 8).tolist() != hashes

@@ -13,27 +13,34 @@ from stages.contract.problem import RunError, SpecError
 from tests.trainer.tiny import alone, ids, model
 from trainer import checkpoint, optim
 from trainer.attention import Segments
-from trainer.checkpoint import COMPLETE
+from trainer.checkpoint import COMPLETE, Stamp
 from trainer.plan import OptimizerPlan
-from trainer.records import Identity, State, check_identity
+from trainer.records import History, Identity, State, check_identity
 
 PLAN = OptimizerPlan("AdamW", 0.9, 0.95, 1e-8, 0.1, 1.0)
-MINE = Identity(manifests=["m" * 64], chain=["a" * 64, "b" * 64], model={"width": 32, "rope_theta": 10000.0})
+MINE = Identity(
+    manifests=["m" * 64],
+    chain=["a" * 64, "b" * 64],
+    model={"width": 32, "rope_theta": 10000.0},
+    packing="concat",
+    optimizer="AdamW",
+)
+PAST = History(asked=[], followed=[], skip=[], data_step=0, schedule={})
 
 
 def trained(seed=1):
     """A model with one step behind it, its optimizer, and both as a checkpoint takes them."""
     net = model(seed=seed)
-    adam = optim.build(net, PLAN)
+    adam = optim.Updater(net, PLAN)
     tokens = ids(16)
     net(tokens, torch.arange(16), Segments.of([0, 16], "cpu"), tokens.roll(-1)).sum().backward()
-    optim.update(net, adam, 1e-3, optim.gradient_norm(net), 1.0)
-    return net, {"model": dict(net.named_parameters()), "optimizer": optim.state_tensors(net, adam)}
+    adam.step(1e-3, torch.tensor(0.5), torch.tensor(1.0))
+    return net, {"model": dict(net.named_parameters()), "optimizer": adam.state_tensors()}
 
 
 def save(root: Path, step: int, tensors=None, identity=MINE) -> Path:
     tensors = tensors or {"model": {"w": torch.arange(6.0).reshape(2, 3)}}
-    return checkpoint.save(root, tensors, State(step=step), identity, "p" * 64, alone())
+    return checkpoint.save(root, tensors, Stamp(State(step=step), identity, PAST, "p" * 64), alone())
 
 
 def test_a_saved_state_comes_back_bit_for_bit(tmp_path):
@@ -68,7 +75,7 @@ def test_the_folder_holds_safetensors_and_json_only(tmp_path):
     assert record["files"][file.name] == {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
     assert record["state"]["step"] == 3
     assert record["world"] == 1
-    assert record["torch"] == torch.__version__
+    assert record["made_with"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "extra", "record"])
@@ -113,20 +120,26 @@ def test_another_corpus_order_or_model_is_refused_with_the_differences(tmp_path)
     save(tmp_path, 5)
     found, _ = checkpoint.newest(tmp_path)
     check_identity(found.path, found.record.identity, MINE)
-    other = Identity(
-        manifests=["n" * 64], chain=["a" * 64, "c" * 64], model={"width": 64, "rope_theta": 10000.0}
+    other = MINE.model_copy(
+        update={
+            "manifests": ["n" * 64],
+            "chain": ["a" * 64, "c" * 64],
+            "model": {"width": 64, "rope_theta": 10000.0},
+            "packing": "best-fit",
+        }
     )
     with pytest.raises(SpecError) as caught:
         check_identity(found.path, found.record.identity, other)
     text = str(caught.value)
     assert "3 values differ" in text
     for words in (
-        "manifest 0          checkpoint mmmmmmmmmmmm  now nnnnnnnnnnnn",
-        "data order, link 1",
+        "data order, link 1  checkpoint bbbbbbbbbbbb  now cccccccccccc",
         "model.width",
+        "write data.packing: concat, as the run began",
     ):
         assert words in text
     assert "data order, link 0" not in text
+    assert "nnnn" not in text  # another manifest alone is no other run
 
 
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
@@ -149,12 +162,13 @@ def test_a_disk_that_is_full_stops_before_anything_is_written(tmp_path, monkeypa
 def test_rotation_goes_by_number_and_spares_last_and_best(tmp_path, keep_last, kept):
     for step in (900, 1000, 9900, 10000, 10100):
         save(tmp_path, step)
-        checkpoint.rotate(tmp_path, keep_last, best=900)
+        checkpoint.rotate(tmp_path, keep_last, {900})
         assert step in checkpoint.folders(tmp_path)
         assert 900 in checkpoint.folders(tmp_path)
     assert list(checkpoint.folders(tmp_path)) == kept
-    assert checkpoint.outdated([10000, 9900], 0, None) == [9900]
-    assert checkpoint.outdated([99_999_999, 100_000_000], 1, None) == [99_999_999]
+    assert checkpoint.outdated([10000, 9900], 0, set()) == [9900]
+    assert checkpoint.outdated([99_999_999, 100_000_000], 1, set()) == [99_999_999]
+    assert checkpoint.outdated([5, 10, 15, 20], 1, set(), every=10) == [5, 15]
 
 
 class Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -96,17 +97,6 @@ def wait_for_step(process: subprocess.Popen, out: Path, step: int) -> None:
         time.sleep(0.002)
 
 
-def test_one_rank_killed_while_saving_ends_as_never_stopped(manifest, tmp_path, whole):
-    root = tmp_path / "checkpoints"
-    kill_while_saving(start(command(manifest, tmp_path, 1)), root, 12)
-    sound = checkpoint.newest(root)[0].step
-    assert sound in (8, 12, 16)
-    code, _, err = run(command(manifest, tmp_path, 1))
-    assert code == 0, err
-    assert f"resumed from {root / checkpoint.folder_name(sound)}" in err
-    same_end(whole[1], tmp_path)
-
-
 def kill_while_saving(process: subprocess.Popen, root: Path, step: int) -> str:
     """SIGKILL when a save of `step` or a later one has begun; what the process had said."""
     while process.poll() is None:
@@ -117,22 +107,48 @@ def kill_while_saving(process: subprocess.Popen, root: Path, step: int) -> str:
     return process.communicate()[1]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_twenty_kills_while_saving(manifest, tmp_path):
-    sets = (
-        *overrides(1000, "data.repeat_limit=100", "monitoring.eval_every_steps=1000"),
-        "checkpoint.save_every_steps=1",
-    )
-    root = tmp_path / "checkpoints"
-    named = 0
-    for _ in range(20):
+def kill_rounds(manifest: Path, out: Path, sets: tuple[str, ...], rounds: int, stride: int) -> None:
+    """Start, kill and start again, every second time in the middle of a save, else at a random step; then to the end."""
+    rng = random.Random(rounds)
+    root = out / "checkpoints"
+    for number in range(rounds):
         before = max(checkpoint.folders(root), default=0)
-        process = start(command(manifest, tmp_path, 1, sets))
-        err = kill_while_saving(process, root, before + 3)
-        named += "its save was not finished" in err
-        assert checkpoint.newest(root)[0].step >= before + 2
-    assert named > 5
+        process = start(command(manifest, out, 1, sets))
+        if number % 2 == 0:
+            kill_while_saving(process, root, before + 5)
+        else:
+            wait_for_step(process, out, before + rng.randrange(1, stride))
+            process.kill()
+            process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        if found := checkpoint.newest(root)[0]:
+            assert found.step >= before
+    code, _, err = run(command(manifest, out, 1, sets))
+    assert code == 0, err
+    assert "resumed from" in err
+
+
+def test_three_kills_and_the_end_is_that_of_a_run_that_was_never_stopped(manifest, tmp_path, whole):
+    kill_rounds(manifest, tmp_path, SETS, 3, 5)
+    same_end(whole[1], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_twenty_kills_and_the_end_is_that_of_a_run_that_was_never_stopped(manifest, tmp_path, background):
+    sets = (
+        *overrides(240, "data.repeat_limit=100", "monitoring.eval_every_steps=20", f"checkpoint.async_save={background}"),
+        "checkpoint.save_every_steps=4",
+    )
+    code, _, err = run(command(manifest, tmp_path / "a", 1, sets))
+    assert code == 0, err
+    kill_rounds(manifest, tmp_path / "b", sets, 20, 7)
+    ends = [checkpoint.newest(tmp_path / name / "checkpoints")[0] for name in "ab"]
+    assert ends[0].step == ends[1].step == 240
+    assert ends[0].record == ends[1].record
+    for kind in ("step", "eval"):
+        assert lines(tmp_path / "a", kind) == lines(tmp_path / "b", kind)
 
 
 def test_two_ranks_killed_then_stopped_end_as_never_stopped(manifest, tmp_path, whole):
@@ -266,6 +282,24 @@ def test_nan_on_one_rank_is_a_decision_of_all(manifest, tmp_path):
     last = checkpoint.newest(tmp_path / "run" / "checkpoints")[0]
     assert last.step == 16  # of finite parameters: no save takes others
     assert last.record.state.skipped == 9
+
+
+def test_a_checkpoint_is_measured_and_writes_on(whole, manifest, tmp_path):
+    pairs = [part for text in SETS for part in ("--set", text)]
+    rest = ["--manifest", str(manifest), "--out", str(whole[1]), *pairs]
+    code, out, err = run([sys.executable, "-m", "trainer.cli", "eval", *rest, "--json"])
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["step"] == STEPS
+    assert 3 < found["sources"]["web"]["loss"] < 6
+    assert found["sources"]["web"]["bits_per_byte"] is None  # the stand-in of a tokenizer has no vocabulary
+    code, _, err = run([sys.executable, "-m", "trainer.cli", "eval", *rest, "--step", "5"])
+    assert code == 2
+    assert "no checkpoint of step 5" in err
+    assert "4, 8, 12" in err
+    code, _, err = run([sys.executable, "-m", "trainer.cli", "eval", *rest, "--set", "model.ffn=128"])
+    assert code == 2
+    assert "model.ffn: checkpoint 64, plan 128" in err
 
 
 def test_json_lines_end_with_the_result(whole):

@@ -11,9 +11,8 @@ import torch
 from stages.contract.names import canonical_json
 from stages.contract.problem import RunError, SpecError
 from tests.trainer.corpora import document_ids, make_corpus, random_documents
-from tests.trainer.tiny import corpus, fit, lines, overrides, planned, weights
-from trainer import checkpoint, metrics, optim
-from trainer import fit as fit_module
+from tests.trainer.tiny import corpus, fit, lines, overrides, planned, taken, weights
+from trainer import checkpoint, curves, metrics
 from trainer.attention import Segments
 from trainer.launch import PREEMPTED
 from trainer.schedule import rate_at
@@ -32,12 +31,9 @@ def test_one_step_does_not_depend_on_how_the_batch_is_cut_into_micro_batches(man
     norms, states = [], []
     for micro in (8, 4, 1, 3):
         with fit(manifest, tmp_path / str(micro), *overrides(4, f"batch.micro_batch_size={micro}")) as run:
-            batch = run.loader.batch(0, 0, 1, micro)
-            assert len(batch.micros) == math.ceil(8 / micro)
-            norms.append(run.train_step(batch, 0).norm)
-            states.append(
-                {k: v for k, v in optim.state_tensors(run.model, run.optimizer).items() if "exp_avg" in k}
-            )
+            assert len(run.loader.batch(0, 0, 1, micro).micros) == math.ceil(8 / micro)
+            norms.append(taken(run, 0).norm)
+            states.append({k: v for k, v in run.updater.state_tensors().items() if "exp_avg" in k})
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-6)
     for other in states[1:]:  # after one step the first moment is the clipped gradient times 1 - beta1
         for name, moment in states[0].items():
@@ -204,9 +200,9 @@ def test_a_step_without_finite_numbers_changes_nothing_and_is_written_down(manif
         seen = {}
         plain = run._record
 
-        def record(result, step, *times):
-            seen[step + 1] = weights(run)
-            plain(result, step, *times)
+        def record(numbers, one):
+            seen[one.measured.step + 1] = weights(run)
+            plain(numbers, one)
 
         run._record = record
         assert run.run().code == 0
@@ -226,13 +222,9 @@ def test_a_step_without_finite_numbers_changes_nothing_and_is_written_down(manif
     assert set(documents) <= known
 
 
-def test_too_many_bad_steps_in_a_row_or_the_first_if_so_planned_stop_the_run(manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_module, "SKIPS", 3)
-    with fit(
-        manifest,
-        tmp_path / "a",
-        *overrides(9, "monitoring.on_nonfinite=skip", "checkpoint.save_every_steps=1"),
-    ) as run:
+def test_too_many_bad_steps_in_a_row_or_the_first_if_so_planned_stop_the_run(manifest, tmp_path):
+    sets = overrides(9, "monitoring.on_nonfinite=skip", "monitoring.skips=3", "checkpoint.save_every_steps=1")
+    with fit(manifest, tmp_path / "a", *sets) as run:
         poisoned(run, {2, 4, 5, 6})
         with pytest.raises(RunError, match="3 steps in a row"):
             run.run()
@@ -302,8 +294,13 @@ def test_the_loss_curve_is_a_picture_without_script(manifest, tmp_path):
     assert picture.startswith("<svg ")
     assert "<polyline" in picture
     assert "script" not in picture
-    assert metrics.loss_svg([]).startswith("<svg ")
-    assert "nan" not in metrics.loss_svg([("step", 1, 2.0), ("step", 2, None)])
+    assert curves.loss_svg([]).startswith("<svg ")
+    some = [{"kind": "step", "step": 1, "loss": 2.0}, {"kind": "step", "step": 2, "loss": None}]
+    assert "nan" not in curves.loss_svg(some)
+    whole = (tmp_path / "loss.html").read_text()
+    assert "<script" not in whole
+    assert whole.count("<svg ") >= 4
+    assert "<th>书</th>" in whole
 
 
 def test_a_line_now_and_then_where_nobody_watches(manifest, tmp_path, monkeypatch):

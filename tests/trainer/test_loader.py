@@ -204,7 +204,7 @@ def test_packed_rows_of_any_world_phase_and_step(packed):
     phases = "[{name: a, share: 0.4, seq_len: 16}, {name: b, share: 0.6}]"
     plan = plan_of([folder], *SETTINGS, "data.mix={web: 0.6, books: 0.4}", f"data.phases={phases}")
     assert plan.packing == "best-fit"
-    assert {note.key for note in plan.notes} >= {"padding", "groups open at once"}
+    assert {note.key for note in plan.notes} >= {"data.padding", "data.groups_open"}
     with Loader([folder], plan) as loader:
         straight = [batch.digest for batch in loader.batches(0, micro=3)]
         for step, world in ((0, 2), (5, 3), (11, 7), (plan.steps - 1, 16)):

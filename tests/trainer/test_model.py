@@ -9,7 +9,7 @@ import torch
 from tests.trainer.tiny import SHAPE, ids, model
 from trainer import optim
 from trainer.attention import Segments
-from trainer.loss import IGNORE, token_losses
+from trainer.loss import IGNORE, drawn_labels, token_losses
 from trainer.model import rotary, rotate
 from trainer.plan import OptimizerPlan
 
@@ -38,7 +38,7 @@ def test_a_tied_head_is_one_parameter_and_trains_from_both_sides():
     tokens = ids(16)
     before = net(tokens, torch.arange(16), Segments.of([0, 16], "cpu"), tokens.roll(-1)).sum()
     before.backward()
-    optim.update(net, optim.build(net, PLAN), 1e-2, optim.gradient_norm(net), 0.0)
+    optim.Updater(net, PLAN).step(1e-2, torch.tensor(1.0), torch.tensor(1.0))
     after = net(tokens, torch.arange(16), Segments.of([0, 16], "cpu"), tokens.roll(-1)).sum()
     assert after < before
     assert net.lm_head.weight is net.model.embed_tokens.weight
@@ -125,19 +125,61 @@ def test_chunked_loss_equals_the_plain_one(monkeypatch):
     assert torch.allclose(plain[0], expected.detach(), atol=1e-6)
 
 
-def test_norms_and_vectors_do_not_decay():
+def test_queries_and_keys_may_be_normed():
+    shape = replace(SHAPE, qk_norm=True)
+    net = model(shape)
+    names = dict(net.named_parameters())
+    assert names["model.layers.0.self_attn.q_norm.weight"].shape == (8,)
+    assert sum(p.numel() for p in names.values()) == shape.parameters
+    assert shape.matmul_parameters == SHAPE.matmul_parameters
+    with torch.no_grad():  # the size of queries and keys no longer matters
+        before = logits(net, ids(16), [0, 16])
+        for projection in (net.model.layers[0].self_attn.q_proj, net.model.layers[0].self_attn.k_proj):
+            projection.weight.mul_(50.0)
+        assert torch.allclose(logits(net, ids(16), [0, 16]), before, atol=1e-3)
+    assert not torch.equal(before, logits(model(), ids(16), [0, 16]))
+
+
+def test_dropout_is_a_function_of_the_seed_and_off_in_evaluation():
+    net = model(replace(SHAPE, dropout=0.5))
+    seen = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        seen.append(logits(net, ids(16), [0, 16]))
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    net.eval()
+    assert torch.equal(logits(net, ids(16), [0, 16]), logits(model(), ids(16), [0, 16]))
+
+
+def test_z_loss_moves_the_gradient_by_its_derivative_and_no_value():
+    tokens, found = ids(24), {}
+    for z in (0.0, 0.5):
+        net = model(z_loss=z)
+        losses = net(tokens, torch.arange(24), Segments.of([0, 24], "cpu"), tokens.roll(-1))
+        losses.sum().backward()
+        found[z] = losses.detach(), net.lm_head.weight.grad.to_local().clone()
+    assert torch.equal(found[0.0][0], found[0.5][0])
     net = model()
-    decayed, plain = optim.build(net, PLAN).param_groups
-    assert {p.ndim for p in decayed["params"]} == {2}
-    assert {p.ndim for p in plain["params"]} == {1}
-    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    scores = net(tokens, torch.arange(24), Segments.of([0, 24], "cpu"))
+    (0.5 * scores.logsumexp(-1).square()).sum().backward()
+    expected = found[0.0][1] + net.lm_head.weight.grad.to_local()
+    assert torch.allclose(found[0.5][1], expected, atol=1e-4)
 
 
-def test_clipping_uses_the_global_norm():
-    net, tokens = model(), ids(24)
-    net(tokens, torch.arange(24), Segments.of([0, 24], "cpu"), tokens.roll(-1)).sum().backward()
-    squares = sum(float((p.grad.to_local().double() ** 2).sum()) for p in net.parameters())
-    norm = optim.gradient_norm(net)
-    assert norm == pytest.approx(squares**0.5, rel=1e-6)
-    optim.update(net, optim.build(net, PLAN), 0.0, norm, norm / 4)
-    assert optim.gradient_norm(net) == pytest.approx(norm / 4, rel=1e-5)
+def test_drawn_labels_follow_the_probabilities_of_the_model(monkeypatch):
+    make = torch.Generator().manual_seed(0)
+    table = torch.randn(1, 128, generator=make)
+    table[0, 3] = table[0, 100] = 4.0
+    hidden, labels = torch.ones(20_000, 1), torch.zeros(20_000, dtype=torch.int64)
+    labels[7] = IGNORE
+    chance = torch.rand(20_000, generator=make)
+    drawn = drawn_labels(hidden, lambda x: x @ table, labels, chance, 128)
+    assert drawn[7] == IGNORE
+    real = drawn[drawn != IGNORE]
+    shares = torch.bincount(real, minlength=128) / len(real)
+    assert torch.allclose(shares, table[0].softmax(-1), atol=0.012)
+    exact = torch.searchsorted(table[0].double().softmax(-1).cumsum(-1), chance.double(), right=True)
+    assert float((drawn[8:] == exact[8:]).float().mean()) > 0.999
+    monkeypatch.setattr("trainer.loss.CHUNK_ELEMENTS", 128 * 77)
+    assert torch.equal(drawn, drawn_labels(hidden, lambda x: x @ table, labels, chance, 128))

@@ -21,6 +21,7 @@ from trainer.model import Llama, Recompute, fill
 from trainer.parallel import World
 from trainer.plan import Machine, Plan, resolve
 from trainer.shape import ModelShape
+from trainer.step import Numbers
 
 SHAPE = ModelShape(
     vocab_size=64,
@@ -45,12 +46,12 @@ def alone() -> World:
     return _ALONE[0]
 
 
-def model(shape: ModelShape = SHAPE, seed: int = 1, recompute: Recompute = "none") -> Llama:
+def model(shape: ModelShape = SHAPE, seed: int = 1, recompute: Recompute = "none", z_loss: float = 0.0) -> Llama:
     """A sharded model on one rank with its first weights."""
     world = alone()
     with torch.device("meta"):
-        built = Llama(shape, recompute)
-    parallel.shard(built, built.model.layers, world, torch.float32)
+        built = Llama(shape, recompute, z_loss)
+    parallel.shard(built, built.model.layers, parallel.data_mesh(world, "full"), "full", torch.float32)
     built.to_empty(device=world.device)
     built.tie()
     fill(built, seed)
@@ -115,6 +116,13 @@ def lines(out: Path, kind: str = "step") -> list[dict[str, Any]]:
         for record in metrics.read(out / "metrics.jsonl")
         if record["kind"] == kind
     ]
+
+
+def taken(run: Fit, step: int) -> Numbers:
+    """One step of a run, and what it measured; nothing is looked at or written."""
+    batch = run.loader.batch(step, 0, 1, run.micro)
+    found = run.train_step(batch, step)
+    return Numbers.read(found.numbers.tolist(), found.whole.tolist(), run.sources, 1)
 
 
 def weights(run: Fit) -> dict[str, torch.Tensor]:

@@ -71,3 +71,26 @@ def test_the_report_after_training_and_on_demand(built: Path, tmp_path: Path) ->
     assert data["others"][0]["measured"] == data["measured"]
     assert data["sizes"][-1]["vocab_size"] == data["vocab_size"] == 400
     assert "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_an_end_token_of_an_unusual_name_is_known_to_every_command(built: Path, tmp_path: Path) -> None:
+    spec = json.loads((built / "tokenizer" / "tokenizer.json").read_bytes())
+    for token in spec["added_tokens"]:
+        token["content"] = token["content"].replace("endoftext", "fin")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(spec), encoding="utf-8")
+    config = write_config(tmp_path, built.parent / "in", "  - normalize\n")
+    text = config.read_text(encoding="utf-8").replace("{vocab_size: 400}", f'{{path: {tokenizer}, eos: "<|fin|>"}}')
+    config.write_text(text, encoding="utf-8")
+    out = run_build(config).manifest.parent
+    assert call("inspect", out, "--tokens", "-n", 1)[0] == 0
+    assert call("inspect", out, "--kept", "-n", 1)[0] == 0
+    assert call("inspect", out, "--tokenizer")[0] == 0
+    assert call("tokenize", tokenizer, "--tokenizer", out)[0] == 0
+    shard = json.loads((out / "manifest.json").read_bytes())["sources"]["web"]["shards"][0]["name"]
+    ids = tmp_path / "ids.bin"
+    ids.write_bytes((out / f"{shard}.tok").read_bytes())
+    take = ["import", f"web={ids}", "--from", "nanogpt", "--tokenizer", tokenizer, "--out"]
+    assert call(*take, tmp_path / "no")[0] == 2
+    again = CliRunner().invoke(main, [*map(str, take), str(tmp_path / "taken"), "--eos", "<|fin|>"])
+    assert again.exit_code == 0, again.output

@@ -11,14 +11,16 @@ from pathlib import Path
 import orjson
 import pytest
 
+from pipeline.engine.lock import SILENCE_SECONDS, owner_of
 from pipeline.engine.records import FileRef, TableRecord
 from pipeline.engine.sealed import SealedFile
-from pipeline.engine.store import SILENCE_SECONDS, Store, owner_of
+from pipeline.engine.store import Store
+from pipeline.engine.work import Work
 from stages.contract.problem import RunError
 
 
 def seal(store: Store, content: bytes) -> FileRef:
-    file = SealedFile(store.work, "bin")
+    file = SealedFile(Work(store.work), "bin")
     file.write(content)
     return file.seal()
 

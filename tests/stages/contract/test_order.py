@@ -138,6 +138,16 @@ def test_any_batch_holds_each_source_within_two_of_its_share(counts, batch):
         assert np.all(np.abs(found - np.array(counts) * batch / total) < 2.5)
 
 
+def test_the_tree_can_be_climbed_in_phases_of_billions_of_sequences():
+    counts = [3_500_000_000, 1_500_000_000, 999_999_999, 1]
+    tree = Tree(counts, range(4))
+    for s, count in enumerate(counts):
+        numbers = np.unique(np.array([0, count // 3, count - 1]))
+        source, number = tree.descend(tree.ascend(s, numbers))
+        assert set(source.tolist()) == {s}
+        assert np.array_equal(number, numbers)
+
+
 def test_most_batches_are_within_two_also_with_many_sources():
     weights = np.array([2 ** -(i / 4) for i in range(40)])
     counts = (weights / weights.sum() * 128_000).astype(int).tolist()

@@ -404,7 +404,7 @@ def _published(folder: Path, name: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "fast", "column"),
     [("gpt2", True, "tiktoken:gpt2"), ("qwen3", True, "tokenizers:qwen3"), ("gpt_neox", True, "tokenizers:gpt_neox"),
-     ("deepseek_v3", False, "tokenizers:deepseek_v3")],
+     ("deepseek_v3", True, "tokenizers:deepseek_v3")],
 )  # fmt: skip
 def test_published_tokenizers_on_real_text(shared: Path, name: str, fast: bool, column: str) -> None:
     folder = shared / "data" / "tokenizers"
