@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bin"
         sides = ([row["text"] for row in seen if row["label"] == label] for label in (1, 0))
-        train(*sides, path, Settings(epoch=2 if options.quick else 5))
+        train(*sides, path, Settings(epoch=2) if options.quick else Settings())
         scorer = load_scorer(str(path), None, None)
         for name, cases in (("classifier", unseen), ("classifier, human labels", human)):
             if cases:

@@ -80,7 +80,7 @@ class Datatrove(RowStage):
         from datatrove.data import Document
 
         one = self._filter()
-        texts = batch.column("text").to_pylist()
+        texts = batch.column("text").fill_null("").to_pylist()
         ids, metas = batch.column("id").to_pylist(), batch.column("meta").to_pylist()
         reasons = [""] * len(batch)
         changed = False

@@ -46,7 +46,7 @@ class Normalize(RowStage):
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         before = batch.column("text")
-        texts = self.clean(before)
+        texts = self.clean(before.fill_null("") if before.null_count else before)
         if texts is not before:
             batch = with_column(batch, "text", texts)
         empty = np.asarray(pc.invert(pc.match_substring_regex(texts, _VISIBLE)))

@@ -91,7 +91,7 @@ class Extract(RowStage):
         if not rows:
             return self._marked(batch)
         data_U8, offsets_N1 = text_buffers(batch.column("text"))
-        texts = batch.column("text").to_pylist()
+        texts = batch.column("text").fill_null("").to_pylist()
         reasons, values = [""] * len(batch), [""] * len(batch)
         extract = engine_of(self.engine, self.main_content)
         for row in rows:

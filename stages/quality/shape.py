@@ -48,7 +48,7 @@ def _lead_bytes(data, offsets):
 
 def shape_words(data_U8: np.ndarray, offsets_N1: np.ndarray) -> list[str]:
     """The words that say what each text is like, with a space before each."""
-    numbers, _ = measure(data_U8, offsets_N1, True, _SHORT_LINE, {})
+    numbers, _ = measure(data_U8, offsets_N1, "ngrams", _SHORT_LINE, {})
     numbers["latin_1"] = _lead_bytes(data_U8, offsets_N1)
     names = [f" {_MARK}{chr(0x61 + number)}" for number in range(len(_RATIOS))]
     classes_RN = [

@@ -6,13 +6,14 @@ fixed order and the first that fails names the reason, with what was measured ag
 Scripts without spaces (a document where more than a third of the words are Han, kana, Thai, Lao, Khmer or Myanmar units)
 count units for words: one Chinese character is one word. For such documents the mean word length is not asked, a short line is half as long, and
 n-grams are twice as long. Stop words are asked of the language in the column `lang`, if the stage `language` ran before;
-else two stop words of any one language are enough. Languages without a list are not asked.
+else two stop words of any one language are enough. Languages without a list are not asked. Columns say for which documents
+this was so, and the report how many they are.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,7 +27,7 @@ from stages.document import text_buffers, with_column
 from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
 from stages.rules.lines import clean_lines
 from stages.rules.presets import PRESETS, Preset
-from stages.rules.statistics import measure
+from stages.rules.statistics import Depth, measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.stage import RowStage
 from stages.text import VERSION
@@ -93,6 +94,11 @@ RULES: tuple[Rule, ...] = (
     Rule("code_alphanumeric", "min_alphanumeric", _ratio("alphanumerics", "characters"), "<"),
 )  # fmt: skip
 
+#: Columns that say which rules were replaced or left out for a document: 1 or 0.
+UNSPACED, NO_STOP_WORDS = "rules.unspaced", "rules.no-stop-words"
+#: More stop words than any list has.
+_NEVER_FAILS = 65
+
 _FAILS = {"<": operator.lt, ">": operator.gt}
 _NGRAMS = {"max_top_ngrams": TOP_SIZES, "max_repeated_ngrams": REPEATED_SIZES}
 
@@ -101,7 +107,7 @@ class Rules(RowStage):
     """Drops `rules.<rule>` where a quality rule fails; the presets `c4` and `fineweb` also take single lines out."""
 
     name: ClassVar[str] = "rules"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     changes_text: ClassVar[bool] = True  # with the line rules of C4
 
     preset: Annotated[
@@ -177,7 +183,25 @@ class Rules(RowStage):
         return tuple(name.removeprefix("rules.") for name in names)
 
     def adds(self) -> dict[str, pa.DataType]:
-        return mark_column(self)
+        added: dict[str, pa.DataType] = {UNSPACED: pa.int8()}
+        if self._asks("min_stop_words"):
+            added[NO_STOP_WORDS] = pa.int8()
+        return added | mark_column(self)
+
+    def remarks(self, documents: int, dropped: int, totals: Mapping[str, int]) -> list[str]:  # noqa: ARG002
+        """Which rules were replaced or not asked, and for how many documents."""
+        said = []
+        if unspaced := totals.get(UNSPACED):
+            spaced = [rule.name for rule in self._asked() if rule.spaced]
+            unasked = f"; not asked: {', '.join(spaced)}" if spaced else ""
+            said.append(
+                f"{unspaced:,} of {documents:,} documents are in scripts without spaces, where characters count for words{unasked}"
+            )
+        if unlisted := totals.get(NO_STOP_WORDS):
+            said.append(
+                f"{unlisted:,} of {documents:,} documents are in languages without a list of stop words, and were not asked for any"
+            )
+        return said
 
     def recipe(self) -> dict[str, str]:
         return {"text": VERSION}
@@ -192,6 +216,10 @@ class Rules(RowStage):
         texts, numbers, later, unspaced_N = self._measured(batch, rules)
         reasons, values = self._first_failures(rules, numbers, later, unspaced_N)
         dropped_N = np.array([reason is not None for reason in reasons], bool)
+        batch = with_column(batch, UNSPACED, pa.array(unspaced_N.astype(np.int8)))
+        if self._asks("min_stop_words"):
+            unlisted_N = numbers["stop_words"] == _NEVER_FAILS
+            batch = with_column(batch, NO_STOP_WORDS, pa.array(unlisted_N.astype(np.int8)))
         if self.limit("line_rules") and not self.mark:  # a dropped document keeps its text: people look at it
             batch = with_column(batch, "text", pc.if_else(pa.array(dropped_N), batch.column("text"), texts))
         return give_verdict(self, batch, dropped_N, reasons, values)
@@ -219,9 +247,11 @@ class Rules(RowStage):
         """`(texts after the line rules, numbers, numbers of these texts, bool [N] scripts without spaces)`."""
         texts = batch.column("text")
         lists = STOP_WORDS if self.stop_words is None else {"given": self.stop_words}
-        ngrams = any(rule.field in _NGRAMS for rule in rules)
+        depth: Depth = "words" if any(rule.name.startswith("gopher_") for rule in rules) else "lines"
+        if any(rule.field in _NGRAMS for rule in rules):
+            depth = "ngrams"
         short = self.limit("short_line_length") or 0
-        numbers, found_NL = measure(*text_buffers(texts), ngrams, short, lists)
+        numbers, found_NL = measure(*text_buffers(texts), depth, short, lists)
         numbers["stop_words"] = self._stop_words(batch, found_NL, list(lists))
         unspaced_N = numbers["units"] * UNSPACED_FROM > numbers["words"]
         if not self.limit("line_rules"):
@@ -242,7 +272,7 @@ class Rules(RowStage):
             lorem_ipsum="c4_lorem_ipsum" in names,
             curly_brackets="c4_curly_bracket" in names,
         )
-        after, _ = measure(*text_buffers(cleaned), False, short, {})
+        after, _ = measure(*text_buffers(cleaned), "lines", short, {})
         after["unbroken"] = after["characters"] - after["newlines"]
         numbers |= {name: _scattered(values, left, len(batch)) for name, values in line_numbers.items()}
         later = {name: _scattered(values, left, len(batch)) for name, values in after.items()}
@@ -262,6 +292,10 @@ class Rules(RowStage):
             and (lines or not rule.name.startswith("c4_"))
         ]
 
+    def _asks(self, field: str) -> bool:
+        """Whether a rule with this threshold is asked."""
+        return any(rule.field == field for rule in self._asked())
+
     def _threshold(self, rule: Rule) -> float | None:
         limit = self.limit(rule.field)
         if isinstance(limit, dict):
@@ -273,7 +307,7 @@ class Rules(RowStage):
     def _stop_words(self, batch: pa.RecordBatch, found_NL: np.ndarray, languages: list[str]) -> np.ndarray:
         """Distinct stop words of each document; a number that never fails where its language has no list."""
         if not languages:
-            return np.full(len(batch), 64)
+            return np.full(len(batch), _NEVER_FAILS)
         best_N = found_NL.max(axis=1)
         if self.stop_words is not None or "lang" not in batch.schema.names:
             return best_N
@@ -281,7 +315,7 @@ class Rules(RowStage):
         columns_N = np.array([column_of.get(code, -1) for code in batch.column("lang").to_pylist()], np.int64)
         own_N = found_NL[np.arange(len(found_NL)), columns_N]
         unknown_N = np.array([code in (None, "und") for code in batch.column("lang").to_pylist()], bool)
-        return np.where(unknown_N, best_N, np.where(columns_N < 0, 64, own_N))
+        return np.where(unknown_N, best_N, np.where(columns_N < 0, _NEVER_FAILS, own_N))
 
     def _first_failures(
         self, rules: list[Rule], numbers: Numbers, later: Numbers, unspaced_N: np.ndarray

@@ -22,7 +22,21 @@ from stages.rules.columns import (
     WORDS,
 )
 from stages.rules.hashing import SEED, absorb, add, clear, hash_bytes
-from stages.text.kernels import ALPHA, END, PUNCT, SYMBOL_TOKEN, UNIT_TOKEN, decode, mix, next_token
+from stages.text.kernels import (
+    ALPHA,
+    CLASS,
+    END,
+    JOIN,
+    OTHER,
+    PUNCT,
+    SPACE,
+    SYMBOL_TOKEN,
+    UNIT,
+    UNIT_TOKEN,
+    decode,
+    mix,
+    next_token,
+)
 from stages.text.memory import copy_bytes, prefetch
 from stages.text.vectors import OVERREAD, load8, lowest, masks
 
@@ -113,6 +127,76 @@ def _block(data, i, end):
     return word, letters, apostrophes | points, min(length, known), known >= length and length == end - i
 
 
+@njit(inline="always")
+def _three_bytes(data, i):
+    """data[i:i + 3] as a little-endian number."""
+    return np.uint64(data[i]) | np.uint64(data[i + 1]) << _8 | np.uint64(data[i + 2]) << np.uint64(16)
+
+
+@njit(inline="always")
+def _code(data, i):
+    """The code point of the three bytes of UTF-8 at byte i."""
+    lead, middle, last = np.int64(data[i]), np.int64(data[i + 1]), np.int64(data[i + 2])
+    return (lead & 0x0F) << 12 | (middle & 0x3F) << 6 | (last & 0x3F)
+
+
+@njit(inline="always")
+def _alone(data, i, end, classes):
+    """What `classes` says of the character of three bytes at byte i, if it is a token of its own or belongs to none; else -1.
+
+    A unit stands alone if nothing behind it clings to it: neither ASCII does nor U+4000 to U+9FFF.
+    """
+    if data[i] & 0xF0 != 0xE0 or i + 3 > end:
+        return np.int64(-1)
+    value = np.int64(classes[_code(data, i)])
+    kind = value & CLASS
+    if kind in (OTHER, SPACE):
+        return value
+    if kind != UNIT:
+        return np.int64(-1)
+    if i + 3 == end or data[i + 3] < 0x80 or 0xE4 <= data[i + 3] <= 0xE9:
+        return value
+    if data[i + 3] & 0xF0 == 0xE0 and i + 6 <= end and np.int64(classes[_code(data, i + 3)]) & CLASS < JOIN:
+        return value
+    return np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def count_words(data, start, end, classes, out):
+    """How many words and units a text has: what `read_words` says of them, and nothing else."""
+    count = units = 0
+    i = start
+    while i < end:
+        length = np.int64(0)
+        if data[i] < 0x80 and i + OVERREAD <= len(data):
+            word, _, joints, length, is_last = _block(data, i, end)
+            starts = word & ~(word << _ONE) & (_ONES >> (_64 - np.uint64(length)))
+            while starts:
+                first = lowest(starts)
+                starts &= starts - _ONE
+                if not is_last and not starts:  # the last one of the block may go on behind it
+                    stop = first + lowest(~(word >> np.uint64(first)))
+                    if stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE):
+                        length = first
+                        break
+                count += 1
+            i += length
+        if length:
+            continue
+        value = _alone(data, i, end, classes)
+        if value >= 0:
+            count += value & CLASS == UNIT
+            units += value & CLASS == UNIT
+            i += 3
+            continue
+        kind, _, i = next_token(data, i, end, classes)
+        if kind == END:
+            break
+        count += kind != SYMBOL_TOKEN
+        units += kind == UNIT_TOKEN
+    out[WORDS], out[UNITS] = count, units
+
+
 @njit(cache=True, nogil=True)
 def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, out):
     """Reads the words of a text into the scratch arrays, which it returns (grown if they were too short).
@@ -157,6 +241,24 @@ def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, ou
                 starts &= starts - _ONE
             i += length
         if length:
+            continue
+        value = _alone(data, i, end, classes)
+        if value >= 0:  # a character that is a unit, or no part of any word: most of Chinese and Japanese
+            if value & CLASS == UNIT:
+                while at + 3 + _LOOK > len(letters):
+                    letters = _longer(letters, at)
+                letters[at], letters[at + 1], letters[at + 2] = data[i], data[i + 1], data[i + 2]
+                words[count] = mix(absorb(absorb(SEED, 3), _three_bytes(data, i)))
+                _note_stop_word(words[count], stop_hashes, seen, number)
+                plain = value & PUNCT == 0
+                at += 3
+                count += 1
+                places[count], ends[count] = at, ends[count - 1] + 1
+                units += 1
+                plain_words += plain
+                plain_characters += plain
+                alphabetic += value & ALPHA != 0
+            i += 3
             continue
         kind, first, i = next_token(data, i, end, classes)
         if kind == END:
@@ -255,28 +357,35 @@ def _find_repeats(letters, places, count, repeats, firsts, table, keys):
 
 
 @njit(cache=True, nogil=True)
-def _repeated_ngrams(letters, places, ends, count, n, repeats, table, keys):
+def _list_candidates(places, count, n, repeats, candidates):
+    """Words that an n-gram which stands twice can begin at, into `candidates`; returns how many. Longer ones begin there too."""
+    used = 0
+    for i in range(count - n + 1):
+        if repeats[i] or places[i + n] - places[i] < _LOOK:
+            candidates[used] = i
+            used += 1
+    return used
+
+
+@njit(cache=True, nogil=True)
+def _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table, keys):
     """Characters in n-grams that were there before, none overlapping another; n-grams are equal if their letters are."""
-    last = count - n + 1
-    candidates = 0
-    for i in range(last):
-        candidates += repeats[i] or places[i + n] - places[i] < _LOOK
-    if candidates < 2:
+    if len(candidates) < 2:
         return 0
-    mask = clear(table, candidates)
-    characters = used = 0
-    i = 0
-    while i < last:
-        if not repeats[i] and places[i + n] - places[i] >= _LOOK:
-            i += 1
+    last = count - n + 1
+    mask = clear(table, len(candidates))
+    characters = used = free = 0
+    for i in candidates:
+        if i >= last:
+            break
+        if i < free or not (repeats[i] or places[i + n] - places[i] < _LOOK):
             continue
         _, there = add(table, keys, mask, used, hash_bytes(letters, places[i], places[i + n]))
         if there:
             characters += ends[i + n] - ends[i]
-            i += n
+            free = i + n
         else:
             used += 1
-            i += 1
     return characters
 
 
@@ -289,6 +398,7 @@ def measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, o
         n, step = factor * (_TOP_FIRST + k), factor if k else 0
         out[TOP + k] = _top_ngram(words, ends, count, n, step, not unspaced, repeats, ids, times, table, keys)
     _find_repeats(letters, places, count, repeats, ids, table, keys)
+    candidates = times[: _list_candidates(places, count, factor * _REPEATED_FIRST, repeats, times)]
     for k in range(_REPEATED_COUNT):
         n = factor * (_REPEATED_FIRST + k)
-        out[REPEATED_NGRAMS + k] = _repeated_ngrams(letters, places, ends, count, n, repeats, table, keys)
+        out[REPEATED_NGRAMS + k] = _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table, keys)

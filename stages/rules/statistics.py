@@ -7,15 +7,20 @@ the words of `stages.text`, so that decisions can be compared one by one. Ratios
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import numpy as np
 from numba import njit, types
 
 from stages.rules.columns import CHARACTERS, COLUMN, NAMES, NEWLINES, UNITS, UNSPACED_FROM, WORDS
 from stages.rules.hashing import clear, hash_text, room_for
-from stages.rules.ngrams import collect_stop_words, measure_ngrams, new_scratch, read_words
+from stages.rules.ngrams import collect_stop_words, count_words, measure_ngrams, new_scratch, read_words
 from stages.rules.shape import count_newlines, measure_shape
 from stages.text.kernels import BYTES, CLASSES, HASHES, OFFSETS, TABLE
+
+Depth = Literal["lines", "words", "ngrams"]
+_LINES, _WORDS, _NGRAMS = range(3)
+_DEPTHS: dict[Depth, int] = {"lines": _LINES, "words": _WORDS, "ngrams": _NGRAMS}
 
 _OUT = types.Array(types.int64, 2, "C")
 _MASKS = types.Array(types.uint64, 2, "C")
@@ -24,11 +29,11 @@ _STOP_WORDS = types.Tuple((HASHES, _NUMBERS, _NUMBERS))
 
 
 @njit(
-    types.void(BYTES, OFFSETS, TABLE, types.boolean, types.int64, _STOP_WORDS, _OUT, _MASKS),
+    types.void(BYTES, OFFSETS, TABLE, types.int64, types.int64, _STOP_WORDS, _OUT, _MASKS),
     cache=True,
     nogil=True,
 )
-def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_masks):
+def _statistics(data, offsets, classes, depth, short, stop_words, out, stop_masks):
     scratch = new_scratch()
     table, keys = np.empty(room_for(1024), np.uint64), np.empty(1024, np.uint64)
     repeats, ids, times = np.empty(1024, np.uint8), np.empty(1024, np.int32), np.empty(1024, np.int32)
@@ -37,22 +42,25 @@ def _statistics(data, offsets, classes, ngrams, short, stop_words, out, stop_mas
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
         numbers = out[row]
-        scratch = read_words(
-            data, start, end, classes, scratch, stop_hashes, seen, np.int32(row + 1), numbers
-        )
-        collect_stop_words(stop_words, seen, np.int32(row + 1), stop_masks[row])
+        if depth == _LINES:
+            count_words(data, start, end, classes, numbers)
+        else:
+            scratch = read_words(
+                data, start, end, classes, scratch, stop_hashes, seen, np.int32(row + 1), numbers
+            )
+            collect_stop_words(stop_words, seen, np.int32(row + 1), stop_masks[row])
         count = numbers[WORDS]
         unspaced = numbers[UNITS] * UNSPACED_FROM > count
         numbers[NEWLINES] = numbers[CHARACTERS] = count_newlines(data, start, end)
         pieces = 2 * (numbers[NEWLINES] + 1)  # lines and paragraphs
-        most = max(count, pieces)
+        most = max(count, pieces) if depth == _NGRAMS else pieces
         if most > len(keys):
             most *= 2
             table, keys = np.empty(room_for(most), np.uint64), np.empty(most, np.uint64)
             repeats, ids, times = np.empty(most, np.uint8), np.empty(most, np.int32), np.empty(most, np.int32)
         limit = short // 2 if unspaced else short
         measure_shape(data, start, end, classes, limit, table, keys, clear(table, pieces), numbers)
-        if ngrams:
+        if depth == _NGRAMS:
             measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, numbers)
 
 
@@ -82,13 +90,14 @@ def _stop_table(stop_words: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ..
 def measure(
     data_U8: np.ndarray,
     offsets_N1: np.ndarray,
-    ngrams: bool,
+    depth: Depth,
     short_line: int,
     stop_words: dict[str, tuple[str, ...]],
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """`(statistic -> int64 [N], distinct stop words found int64 [N, languages])`.
 
-    ngrams       whether the n-gram statistics are wanted (they take about half of the time); else they are 0
+    depth        what is wanted; the rest is 0. lines: of characters and lines, and how many words there are; words: also what
+                 words are like; ngrams: also what repeats, which takes half of the time
     short_line   characters up to which a line is short; half of it in scripts without spaces
     stop_words   at most 64 for each language
     """
@@ -98,7 +107,7 @@ def measure(
         data_U8,
         offsets_N1,
         CLASSES,
-        ngrams,
+        _DEPTHS[depth],
         short_line,
         _stop_table(tuple(stop_words.values())),
         out_NS,

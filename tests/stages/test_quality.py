@@ -277,6 +277,19 @@ def test_a_build_names_a_source_that_is_not_there(tmp_path):
 
 
 @pytest.mark.data
+def test_a_build_scores_texts_of_many_lines_as_one_line(shared, model, tmp_path):
+    rows = [json.loads(line) for line in (shared / "cases" / "inputs" / "multiline.jsonl").read_bytes().split(b"\n") if line]
+    flat = [re.sub("[\n\r\u2028]", " ", row["text"]) for row in rows]
+    write_jsonl(tmp_path / "in" / "web" / "0.jsonl", [*(row["text"] for row in rows), *flat])
+    write_jsonl(tmp_path / "in" / "books" / "all.jsonl", GOOD[:20])
+    stages = f"  - quality: {{model: {model}, form: words}}\n"
+    run_build(write_config(tmp_path, tmp_path / "in", stages), ["holdout.share=0"])
+    docs = arrow_table(next((tmp_path / "out" / "shards" / "web").glob("docs-*.arrow"))).to_pylist()
+    scored = [row["quality.score"] for row in sorted(docs, key=lambda row: row["record"])]
+    assert scored[: len(rows)] == scored[len(rows) :]
+
+
+@pytest.mark.data
 def test_lines_of_the_case_are_spaces(shared, model):
     rows = [json.loads(line) for line in (shared / "cases" / "inputs" / "multiline.jsonl").read_bytes().split(b"\n") if line]
     texts = [row["text"] for row in rows]

@@ -14,6 +14,7 @@ from stages.language import Language
 from stages.rules import RULES, Rules
 from stages.rules.lines import count_sentences
 from stages.rules.statistics import measure
+from stages.rules.stop_words import STOP_WORDS
 from stages.text import words
 from stages.text.kernels import CLASSES
 from tests.stages.scripts_corpus import TEXTS, batch
@@ -177,7 +178,7 @@ def test_chinese_is_kept_by_every_preset_for_text():
 
 def test_chinese_with_english_words_counts_as_chinese():
     texts = batch([TEXTS["zh mixed"], GOOD, ZH]).column("text")
-    numbers, _ = measure(*text_buffers(texts), False, 30, {})
+    numbers, _ = measure(*text_buffers(texts), "words", 30, {})
     assert (3 * numbers["units"] > numbers["words"]).tolist() == [True, False, True]
 
 
@@ -225,3 +226,17 @@ def test_good_chinese_articles_are_kept(shared):
     for preset in ("gopher", "c4", "fineweb"):
         assert verdicts(*texts, preset=preset) == [None] * 6
     assert verdicts(*texts) == [None] * 6
+
+
+def test_what_was_replaced_or_left_out_is_counted_and_said():
+    stage = Rules(preset="gopher")
+    rows = Language().apply(batch([TEXTS["zh"] * 5, TEXTS["one long line"], "ภาษาไทย" * 30, TEXTS["th"] * 5]))
+    after = stage.apply(rows)
+    assert after.column("rules.unspaced").to_pylist() == [1, 0, 1, 1]
+    listed = [code in STOP_WORDS for code in rows.column("lang").to_pylist()]
+    assert after.column("rules.no-stop-words").to_pylist() == [int(not one) for one in listed]
+    said = stage.remarks(4, 1, {"rules.unspaced": 3, "rules.no-stop-words": 2})
+    assert said[0].startswith("3 of 4 documents are in scripts without spaces, where characters count for words; not asked: gopher_below")
+    assert said[1].startswith("2 of 4 documents are in languages without a list of stop words")
+    assert stage.remarks(4, 1, {"rules.unspaced": 0, "rules.no-stop-words": 0}) == []
+    assert set(Rules(preset="code").adds()) == {"rules.unspaced"}
