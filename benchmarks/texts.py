@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ KINDS = {
     "chinese": ("zh/d2l_zh", "zh/docs_zh", "books/classics_zh"),
     "code": ("code/code",),
 }
+
+TEXT_FILES = {".py", ".pyi", ".h", ".hpp", ".cuh", ".c", ".md", ".rst", ".txt", ".html", ".js", ".css", ".xml", ".json", ".po"}
 
 
 def data_folder() -> Path:
@@ -43,6 +46,26 @@ def of_kind(kind: str, megabytes: float) -> pa.Array:
     files = [_texts(data_folder() / "mixture" / f"{name}.jsonl.zst") for name in KINDS[kind]]
     turns = [texts[i] for i in range(max(map(len, files))) for texts in files if i < len(texts)]
     return _first(turns, megabytes)
+
+
+def of_this_machine(megabytes: float) -> pa.Array:
+    """The same of text files that lie on this machine: of Python and its packages, then of the system. Not the same elsewhere.
+
+    SystemExit if there is less.
+    """
+    found, size = [], 0.0
+    for root in dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/include", "/usr/share")):
+        for path in sorted(Path(root).rglob("*")):
+            if path.suffix not in TEXT_FILES or not path.is_file() or not 200 < path.stat().st_size < 2_000_000:
+                continue
+            try:
+                found.append(path.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError):
+                continue
+            size += len(found[-1]) / 1e6
+            if size >= megabytes:
+                return pa.array(found, pa.large_string())
+    raise SystemExit(f"this machine has {size:.0f} MB of text files, not {megabytes:.0f}")
 
 
 def _texts(path: Path) -> list[str]:
