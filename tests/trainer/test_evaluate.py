@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stages.tokenizer_json import byte_alphabet
 
+from stages.tokenizer.tokenizer_json import byte_alphabet
 from tests.trainer.tiny import alone, corpus, model, overrides, planned
 from trainer.evaluate import Held, byte_lengths, evaluate, held_text
 from trainer.flops import definition, peak_of, token_flops
