@@ -109,6 +109,24 @@ def test_help_loads_nothing_heavy(module):
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("package", ["stages", "pipeline", "trainer", "benchmarks", "tests"])
+def test_every_module_that_is_named_is_there(package):
+    """Also where the import stands inside a function that no test runs."""
+    own = {"stages", "pipeline", "trainer", "benchmarks", "tests"}
+
+    def there(module: str) -> bool:
+        place = ROOT.joinpath(*module.split("."))
+        return place.with_suffix(".py").is_file() or place.is_dir()
+
+    lost = []
+    for path in files(package):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            lost += [f"{path.relative_to(ROOT)}:{node.lineno} {m}" for m in named if m.split(".")[0] in own and not there(m)]
+    assert lost == []
+
+
 def test_the_contract_loads_nothing_heavy():
     names = ", ".join(f"stages.contract.{path.stem}" for path in files("stages/contract") if path.stem != "__init__")
     code = f"import sys, {names}; print([n for n in ('ray', 'torch', 'pyarrow', 'numba', 'click') if n in sys.modules])"
