@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import sys
@@ -24,7 +25,7 @@ from pipeline.output.finish import RUN_FILE
 from pipeline.show import Display, funnel, span, table
 from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json
-from stages.contract.problem import Problem, SpecError
+from stages.contract.problem import Problem, RunError, SpecError
 
 if TYPE_CHECKING:
     from pipeline.cli import Output
@@ -68,6 +69,11 @@ def build_corpus(
                 executor.close()
                 events.close()
             _write_run(plan, store, executor, result)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = f"{plan.out}: no room left on the disk"
+        raise RunError(Problem("R005", text, repairs=("free some space and run again: what is done stays",))) from error
     except Stopped as stopped:
         again = f"pipeline build {config}"
         click.echo(f"stopped; what is done stays. next: {again}", err=True)

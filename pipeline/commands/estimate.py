@@ -99,7 +99,7 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
         f"scratch   {size(scratch)} in {plan.out / 'work'}, {size(scratch / nodes)} for each node",
     ]
     if alone > hours:
-        lines.append(f"warning   a file that cannot be split takes {span(3600 * alone)} on one CPU: the others wait for it")
+        lines.append(f"warning   the largest task takes {span(3600 * alone)} on one CPU, and the others wait for it")
     data: dict[str, Any] = {
         "text_bytes": text, "cpu_hours": work / 3600, "hours": max(hours, alone), "scratch_bytes": scratch,
         "nodes": nodes, "node_cpus": cpus,

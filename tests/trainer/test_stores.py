@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +74,16 @@ def test_a_shard_of_a_store_that_is_cut_short_is_found_at_the_start(both: tuple[
     (store / "shards/web/00001.tok").write_bytes(whole[:-2])
     with pytest.raises(RunError, match=r"00001\.tok has .* bytes, but the manifest states"):
         Loader([store], planned(disk))
+
+
+@pytest.mark.long
+def test_a_run_from_a_store_is_the_run_from_the_disk(both: tuple[Path, Address], tmp_path: Path) -> None:
+    from tests.trainer.tiny import lines, overrides
+
+    disk, store = both
+    sets = [part for text in overrides(6, "batch.micro_batch_size=8") for part in ("--set", text)]
+    for where, out in ((str(disk), "here"), (str(store / "manifest.json"), "there")):
+        command = [sys.executable, "-m", "trainer.cli", "fit", "--manifest", where, "--out", str(tmp_path / out), "--ranks", "1"]
+        done = subprocess.run([*command, *sets], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "here") == lines(tmp_path / "there")
