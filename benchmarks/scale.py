@@ -187,7 +187,7 @@ def build_seconds(workers: int, megabytes: int) -> float:
         while executor.running():
             executor.next(1.0)
         heard: list[Any] = []
-        run_build(config, executor=executor, heard=heard)
+        run_build(config, executor=executor, heard=heard, until="pii")
         return next(event.seconds for event in heard if isinstance(event, PassDone) and event.name.startswith("read"))
 
 
