@@ -111,7 +111,7 @@ def documents(manifest: Path, held: bool) -> dict[str, list[np.ndarray]]:
 def baseline(manifest: Path) -> dict[str, tuple[float, int]]:
     """Source -> (bits, bytes) of the holdout by the n-gram model."""
     from stages.contract.manifest import load_manifest
-    from trainer.evaluate import byte_lengths
+    from trainer.loop.evaluate import byte_lengths
 
     tokenizer = load_manifest(manifest).tokenizer
     lengths = byte_lengths(manifest.parent / tokenizer.path, tokenizer.vocab_size)

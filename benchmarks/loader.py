@@ -114,7 +114,7 @@ def open_plan(folder: Path, packing: str, batch: int = BATCH) -> Any:
     """`(manifest, plan)` of a run that is long enough for everything here."""
     from stages.contract.manifest import load_manifest
     from trainer.config import read_plan
-    from trainer.plan import Machine, resolve
+    from trainer.planning.plan import Machine, resolve
 
     manifest = load_manifest(folder)
     mix = ", ".join(f"{name}: {share}" for name, share in SOURCES.items())
@@ -282,7 +282,7 @@ def large_plan() -> tuple[float, float]:
     """Seconds to plan a run over 10 T tokens in 1,000 sources, and to its first batch of samples."""
     from stages.contract.manifest import Manifest, SourceEntry, TokenizerEntry, source_uid
     from trainer.config import read_plan
-    from trainer.plan import Machine, resolve
+    from trainer.planning.plan import Machine, resolve
 
     tokenizer = TokenizerEntry(path="t", sha256="0", vocab_size=50_000, eos_id=0, largest_id=1)
     names = [f"s{i}" for i in range(1_000)]

@@ -53,12 +53,12 @@ def corpus(folder: Path, vocab: int, documents: int, length: int) -> Path:
 def ours(manifest: Path, sets: list[str], rank_device: Any = None) -> tuple[Callable[[], None], Any]:
     """`(one step, the run)` of `trainer fit` in this process, in a folder of its own."""
     from stages.contract.manifest import load_manifest
-    from trainer import parallel
     from trainer.config import read_plan
-    from trainer.fit import Fit
     from trainer.launch import Stop
     from trainer.loader import Loader
-    from trainer.plan import Machine, resolve
+    from trainer.loop import parallel
+    from trainer.loop.fit import Fit
+    from trainer.planning.plan import Machine, resolve
 
     kind = rank_device or "cpu"
     manifests = [load_manifest(manifest)]
@@ -69,7 +69,7 @@ def ours(manifest: Path, sets: list[str], rank_device: Any = None) -> tuple[Call
     run.resume()
 
     def step() -> None:
-        from trainer.fit import Pending
+        from trainer.loop.fit import Pending
 
         began = time.perf_counter()
         batch = run._next()
@@ -213,7 +213,7 @@ def compare(report: Report, options: argparse.Namespace) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from trainer.window import shares
+    from trainer.loop.window import shares
 
     s, rounds = SHAPE, 6 if options.quick else 25
     rows = s["rows"]
@@ -264,7 +264,7 @@ def on_gpu(report: Report, options: argparse.Namespace) -> None:
     """Tokens/s and MFU of two sizes on the GPUs of this machine."""
     import torch
 
-    from trainer.flops import definition, peak_of, token_flops
+    from trainer.loop.flops import definition, peak_of, token_flops
 
     if not torch.cuda.is_available():
         sys.exit("--gpu needs a GPU that torch can use")
@@ -296,7 +296,7 @@ def on_gpu(report: Report, options: argparse.Namespace) -> None:
                 report.accuracy(f"{size}: MFU, goal {goal:.0%}", "share", mfu, 20)
             report.accuracy(f"{size}: memory", "GiB", torch.cuda.max_memory_allocated() / 2**30, 20)
             run.close()
-            from trainer import parallel
+            from trainer.loop import parallel
 
             parallel.leave()
             del step, run

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CONTRACT = {"numpy", "pydantic", "pydantic_core", "yaml", "stages"}
 
 #: Modules of the trainer that must not load torch when they are imported.
-NO_TORCH = ("plan", "loader", "config", "cli")
+NO_TORCH = ("planning/plan", "loader", "config", "cli")
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool, int]]:

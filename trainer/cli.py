@@ -22,8 +22,8 @@ import click
 
 if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
-    from trainer.draft import Machine
-    from trainer.plan import Plan
+    from trainer.planning.draft import Machine
+    from trainer.planning.plan import Plan
 
 SCHEMA = 1
 
@@ -159,7 +159,7 @@ def plan(
     strict: bool,
 ) -> int:
     """Solve the plan and print what `fit` would run; without a manifest, all that needs no corpus."""
-    from trainer import plan_command
+    from trainer.planning import plan_command
 
     hardware = [f"hardware.gpus={gpus}"] if gpus else []
     hardware += [f"hardware.gpu_memory={gpu_memory}"] if gpu_memory else []
@@ -267,9 +267,9 @@ def _train(
         # Threads that wait sleep: spinning ones make a step ten times slower where other programs share the cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with needs_torch():
-            from trainer import parallel
-            from trainer.fit import Fit
-            from trainer.runfolder import describe_run
+            from trainer.checkpoint.runfolder import describe_run
+            from trainer.loop import parallel
+            from trainer.loop.fit import Fit
         world = parallel.join("cuda" if accelerators() else "cpu", rendezvous)
         emit = (lambda record: output.emit(record["kind"], record)) if output.as_json else None
         run = Fit(solved, loader, out, world, stop, emit=emit, quiet=output.quiet)
@@ -303,8 +303,8 @@ def _resolve(
     plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
 ) -> tuple[Plan, list[Manifest], list[Path]]:
     """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
-    from trainer.built import check_built
-    from trainer.plan import resolve
+    from trainer.planning.built import check_built
+    from trainer.planning.plan import resolve
 
     loaded, manifests, machine, folders = _inputs(plan_path, manifest_paths, overrides, world)
     if world:
@@ -321,9 +321,9 @@ def _inputs(
     """
     from stages.contract.manifest import load_manifest
     from trainer.config import read_plan
-    from trainer.devices import gpu_here
-    from trainer.draft import Machine
     from trainer.launch import cores
+    from trainer.planning.devices import gpu_here
+    from trainer.planning.draft import Machine
 
     loaded = read_plan(plan_path, overrides)
     manifests = [load_manifest(path) for path in manifest_paths]
@@ -339,7 +339,7 @@ def _inputs(
 def _show(output: Output, solved: Plan, err: bool = False) -> None:
     """The plan and its warnings: the result of `plan`, a preface of `fit`."""
     from stages.contract.problem import render
-    from trainer.show import plan_text
+    from trainer.planning.show import plan_text
 
     if output.as_json:
         output.emit("plan", solved.to_json())
@@ -393,7 +393,7 @@ def verify(
 
     solved, _, _ = _resolve(plan_path, manifest_paths, overrides, ranks)
     with needs_torch():
-        from trainer.verify import proof_text, prove
+        from trainer.checkpoint.verify import proof_text, prove
     folder = out or Path("runs") / f"{path_name(solved.name)}-verify"
     arguments = _arguments(plan_path, manifest_paths, overrides)
     proof = prove(solved, arguments, folder, steps, ranks, worlds, output.say)
@@ -433,8 +433,8 @@ def evaluate(
 
     solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
     with Loader(folders, solved, manifests) as loader, _attached(solved, out, step, best) as (model, found, world):
-        from trainer.evaluate import evaluate as measure
-        from trainer.evaluate import held_text
+        from trainer.loop.evaluate import evaluate as measure
+        from trainer.loop.evaluate import held_text
 
         held = measure(model, loader, world, solved.model.seq_len, solved.micro_batch or 1, rows)
     if output.as_json:
@@ -475,7 +475,7 @@ def sample(
     solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
     tokenizer = manifests[0].tokenizer
     with _attached(solved, out, step, best) as (model, found, world):
-        from trainer.sample import Codec, continued
+        from trainer.model.sample import Codec, continued
 
         codec = Codec(folders[0] / tokenizer.path)
         ids = codec.ids(prompt)
@@ -494,8 +494,8 @@ def _attached(solved: Plan, out: Path | None, step: int | None, best: bool) -> I
     from stages.contract.names import path_name
 
     with needs_torch():
-        from trainer import parallel
-        from trainer.attach import chosen, with_weights
+        from trainer.checkpoint.attach import chosen, with_weights
+        from trainer.loop import parallel
     found = chosen(out or Path("runs") / path_name(solved.name), step, best)
     world = parallel.join("cuda" if accelerators() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""What plan.yaml may say. Every key may be left out; `trainer.plan` derives it and says how.
+"""What plan.yaml may say. Every key may be left out; `trainer.planning.plan` derives it and says how.
 
 The description of a key is its help: editors show it (`trainer schema`), and docs/plan-yaml.md is made of it.
 """

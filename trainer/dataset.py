@@ -24,7 +24,7 @@ from stages.contract.manifest import load_manifest
 from stages.contract.problem import Problem, SpecError
 from trainer.config import read_plan
 from trainer.loader import Batch, Loader, Micro
-from trainer.plan import Machine, Plan, resolve
+from trainer.planning.plan import Machine, Plan, resolve
 
 
 class TokenDataset(IterableDataset[dict[str, torch.Tensor]]):

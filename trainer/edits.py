@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stages.contract.mixture import Mixture
-from trainer.draft import Draft
+from trainer.planning.draft import Draft
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 

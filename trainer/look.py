@@ -14,7 +14,7 @@ from stages.contract.order import Order
 from stages.contract.problem import Problem, SpecError, printable
 from trainer.loader import Loader
 from trainer.planned import Plan
-from trainer.show import table
+from trainer.planning.show import table
 
 #: Sequences that `order-check` looks at one by one; of a longer run it takes steps that lie evenly spread.
 MOST_SAMPLES = 20_000_000

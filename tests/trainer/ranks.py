@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.tiny import planned
-from trainer import parallel
 from trainer.loader import Loader
+from trainer.loop import parallel
+from trainer.loop.optim import Updater
+from trainer.loop.parallel import World
+from trainer.loop.step import Stepper
 from trainer.model import build
-from trainer.optim import Updater
-from trainer.parallel import World
-from trainer.step import Stepper
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

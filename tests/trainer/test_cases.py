@@ -14,7 +14,7 @@ from stages.contract.problem import RunError, SpecError
 from tests.pipeline.corpora import run_build
 from trainer.config import read_plan
 from trainer.loader import Loader
-from trainer.plan import Machine, Plan, resolve
+from trainer.planning.plan import Machine, Plan, resolve
 
 pytestmark = pytest.mark.data
 

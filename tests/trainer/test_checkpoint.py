@@ -11,11 +11,12 @@ import torch
 from stages.contract.files import sha256_file
 from stages.contract.problem import RunError, SpecError
 from tests.trainer.tiny import alone, ids, model
-from trainer import checkpoint, optim
-from trainer.attention import Segments
+from trainer import checkpoint
 from trainer.checkpoint import COMPLETE, Stamp
-from trainer.plan import OptimizerPlan
-from trainer.records import History, Identity, State, check_identity
+from trainer.checkpoint.records import History, Identity, State, check_identity
+from trainer.loop import optim
+from trainer.model.attention import Segments
+from trainer.planning.plan import OptimizerPlan
 
 PLAN = OptimizerPlan("AdamW", 0.9, 0.95, 1e-8, 0.1, 1.0)
 MINE = Identity(

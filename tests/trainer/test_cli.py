@@ -234,8 +234,8 @@ def test_a_flipped_byte_is_found_when_asked_for(tmp_path):
 
 NAN = """
 import sys, torch
-import trainer.fit, trainer.model
-plain, step, forward = trainer.fit.Fit.train_step, [0], trainer.model.Llama.forward
+import trainer.loop.fit, trainer.model
+plain, step, forward = trainer.loop.fit.Fit.train_step, [0], trainer.model.Llama.forward
 def train_step(self, batch, now):
     step[0] = now + 1
     return plain(self, batch, now)
@@ -243,7 +243,7 @@ def poisoned(self, *inputs):
     out = forward(self, *inputs)
     bad = step[0] in STEPS and torch.distributed.get_rank() == 1 and torch.is_grad_enabled()
     return out * float("nan") if bad else out
-trainer.fit.Fit.train_step, trainer.model.Llama.forward = train_step, poisoned
+trainer.loop.fit.Fit.train_step, trainer.model.Llama.forward = train_step, poisoned
 from trainer.cli import main
 main()
 """

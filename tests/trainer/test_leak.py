@@ -10,8 +10,8 @@ import torch
 
 from tests.trainer import tiny
 from tests.trainer.corpora import make_corpus, random_documents
-from trainer.evaluate import to_device
 from trainer.loader import Loader
+from trainer.loop.evaluate import to_device
 
 
 @pytest.fixture(params=["concat", "best-fit"])

@@ -13,7 +13,7 @@ from stages.contract.problem import RunError, SpecError
 from tests.trainer.corpora import EOS, document_ids, make_corpus, random_documents
 from trainer.config import read_plan
 from trainer.loader import IGNORE, Loader
-from trainer.plan import Machine, resolve
+from trainer.planning.plan import Machine, resolve
 
 
 def plan_of(folders, *overrides):
@@ -519,7 +519,7 @@ def test_the_trainer_reads_without_torch_or_arrow():
     import subprocess
     import sys
 
-    code = "import sys, trainer.loader, trainer.plan; print([m for m in ('torch', 'pyarrow', 'ray') if m in sys.modules])"
+    code = "import sys, trainer.loader, trainer.planning.plan; print([m for m in ('torch', 'pyarrow', 'ray') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"

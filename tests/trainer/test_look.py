@@ -15,7 +15,7 @@ from trainer.cli import cli
 from trainer.config import read_plan
 from trainer.loader import Loader
 from trainer.look import check_order
-from trainer.plan import Machine, resolve
+from trainer.planning.plan import Machine, resolve
 
 SETS = ["--set", "model.seq_len=32", "--set", "batch.global_tokens=320", "--set", "data.total_tokens=9600"]
 
@@ -90,7 +90,7 @@ def test_an_order_that_lies_is_found_out(corpus, monkeypatch):
 
 def test_a_long_run_is_checked_at_places_that_lie_evenly_spread(monkeypatch):
     monkeypatch.setattr("trainer.look.MOST_SAMPLES", 1_000)
-    from tests.trainer.test_plan import small
+    from tests.trainer.planning.test_plan import small
 
     plan = small("model.seq_len=16", "batch.global_tokens=512", "data.total_tokens=1_000_000")
     checks, findings, whole = check_order(plan)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.trainer.tiny import SHAPE, ids, model
-from trainer import optim
-from trainer.attention import Segments
-from trainer.loss import IGNORE, drawn_labels, token_losses
+from trainer.loop import optim
 from trainer.model import rotary, rotate
-from trainer.plan import OptimizerPlan
+from trainer.model.attention import Segments
+from trainer.model.loss import IGNORE, drawn_labels, token_losses
+from trainer.planning.plan import OptimizerPlan
 
 
 def logits(net, tokens_T, starts):
@@ -110,7 +110,7 @@ def test_chunked_loss_equals_the_plain_one(monkeypatch):
     hidden = torch.randn(23, 16, generator=make)
     results = []
     for elements in (1 << 25, 50 * 7):  # all at once; 7 rows a chunk, the last of 2
-        monkeypatch.setattr("trainer.loss.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("trainer.model.loss.CHUNK_ELEMENTS", elements)
         x = hidden.clone().requires_grad_()
         losses = token_losses(x, head, labels, 50)
         head.zero_grad()
@@ -181,7 +181,7 @@ def test_drawn_labels_follow_the_probabilities_of_the_model(monkeypatch):
     assert torch.allclose(shares, table[0].softmax(-1), atol=0.012)
     exact = torch.searchsorted(table[0].double().softmax(-1).cumsum(-1), chance.double(), right=True)
     assert float((drawn[8:] == exact[8:]).float().mean()) > 0.999
-    monkeypatch.setattr("trainer.loss.CHUNK_ELEMENTS", 128 * 77)
+    monkeypatch.setattr("trainer.model.loss.CHUNK_ELEMENTS", 128 * 77)
     assert torch.equal(drawn, drawn_labels(hidden, lambda x: x @ table, labels, chance, 128))
 
 

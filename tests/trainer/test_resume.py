@@ -14,9 +14,10 @@ from stages.contract.problem import RunError, SpecError
 from tests.trainer.corpora import make_corpus, random_documents
 from tests.trainer.test_cli import command
 from tests.trainer.tiny import corpus, fit, lines, overrides, planned, weights
-from trainer import checkpoint, extend
+from trainer import checkpoint
+from trainer.checkpoint import extend
 from trainer.launch import PREEMPTED
-from trainer.schedule import rate_at
+from trainer.loop.schedule import rate_at
 
 EVALS = ("monitoring.eval_every_steps=3", "checkpoint.save_every_steps=5", "lr_schedule.warmup_steps=3")
 

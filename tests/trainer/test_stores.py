@@ -17,7 +17,7 @@ from tests.store import CREDENTIALS, forget_clients, s3_server
 from tests.trainer.corpora import make_corpus, random_documents
 from trainer.config import read_plan
 from trainer.loader import Loader
-from trainer.plan import Machine, Plan, resolve
+from trainer.planning.plan import Machine, Plan, resolve
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")

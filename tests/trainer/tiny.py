@@ -11,17 +11,17 @@ import torch
 
 from stages.contract.manifest import Manifest, load_manifest
 from tests.trainer.corpora import make_corpus, random_documents
-from trainer import metrics, parallel
 from trainer.config import read_plan
-from trainer.fit import Fit
 from trainer.launch import Stop
 from trainer.loader import Loader
-from trainer.metrics import TIMING
+from trainer.loop import metrics, parallel
+from trainer.loop.fit import Fit
+from trainer.loop.metrics import TIMING
+from trainer.loop.parallel import World
+from trainer.loop.step import Numbers
 from trainer.model import Llama, Recompute, fill
-from trainer.parallel import World
-from trainer.plan import Machine, Plan, resolve
+from trainer.planning.plan import Machine, Plan, resolve
 from trainer.shape import ModelShape
-from trainer.step import Numbers
 
 SHAPE = ModelShape(
     vocab_size=64,
