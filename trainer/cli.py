@@ -270,6 +270,7 @@ def _train(
             from trainer.checkpoint.runfolder import describe_run
             from trainer.loop import parallel
             from trainer.loop.fit import Fit
+            from trainer.loop.metrics import read, summary
         world = parallel.join("cuda" if accelerators() else "cpu", rendezvous)
         emit = (lambda record: output.emit(record["kind"], record)) if output.as_json else None
         run = Fit(solved, loader, out, world, stop, emit=emit, quiet=output.quiet)
@@ -290,6 +291,8 @@ def _train(
             parallel.leave()
     if world.first:
         output.say(f"{out}: {run.state.step:,} of {run.plan.steps:,} steps done, {end.why}")
+        if said := summary(read(out / "metrics.jsonl")):
+            output.say(said)
         if run.state.skipped:
             output.say(f"{run.state.skipped:,} steps were skipped; see {out}/incident-*.json")
         if output.as_json:

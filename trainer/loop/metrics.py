@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -75,6 +75,20 @@ def read(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1]]
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """`loss 9.0150 at step 1, 6.3792 at step 195; holdout 6.3810, 2.4110 bits per byte`; None before there was a step."""
+    steps = [record for record in records if record["kind"] == "step" and record["loss"] is not None]
+    if not steps:
+        return None
+    first, last = steps[0], steps[-1]
+    said = f"loss {first['loss']:.4f} at step {first['step']:,}, {last['loss']:.4f} at step {last['step']:,}"
+    held = [record for record in records if record["kind"] == "eval" and record["loss"] is not None]
+    if held:
+        bits = held[-1].get("bits_per_byte")
+        said += f"; holdout {held[-1]['loss']:.4f}" + (f", {bits:.4f} bits per byte" if bits else "")
+    return said
 
 
 class Ticker:
