@@ -65,6 +65,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return folder / "in", snapshot(folder / "out")
 
 
+@pytest.mark.long
 def test_a_node_lost_in_each_pass_changes_nothing(
     nodes: Any, reference: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_inputs_and_output_on_a_store(reference: tuple[Path, dict[str, str]], st
         assert CREDENTIALS["AWS_ACCESS_KEY_ID"].encode() not in content, address
 
 
+@pytest.mark.long
 def test_killed_on_a_store_and_run_again(reference: tuple[Path, dict[str, str]], store: Address, tmp_path: Path) -> None:
     inputs, expected = reference
     put_inputs(inputs, store)

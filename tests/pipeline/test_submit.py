@@ -155,6 +155,7 @@ def test_a_job_builds_what_a_build_here_builds(head: tuple[str, Path], tmp_path:
     assert SECRET not in json.dumps([str(job) for job in Client(address).jobs()])
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_job_that_fails_says_so_as_a_build_does(head: tuple[str, Path], tmp_path: Path) -> None:
     address, _ = head
@@ -171,6 +172,7 @@ def test_a_job_that_fails_says_so_as_a_build_does(head: tuple[str, Path], tmp_pa
     assert "error[R003]" in again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_client_is_lost_and_comes_back_and_stops_the_job(head: tuple[str, Path], tmp_path: Path) -> None:
     address, _ = head
