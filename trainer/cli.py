@@ -1,4 +1,4 @@
-"""The command line: `trainer plan`, `fit`, `verify`, `eval`, `sample`, `batch`, `where`, `order-check`, `schema`.
+"""The command line: plans and runs (`plan`, `fit`, `verify` …), looks at the data, and the tools of `trainer/tools/`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
@@ -263,7 +263,7 @@ def _train(
         try:
             run.resume()
             if world.first:
-                describe_run(out, run.plan, world, run.state.step)
+                describe_run(out, run.plan, world, run.state.step, folders)
             end = run.run()
         except RuntimeError as error:  # what gloo and NCCL raise
             if world.size == 1:
@@ -581,6 +581,60 @@ def order_check(
     else:
         click.echo(check_text(checks, findings, whole, solved.steps))
     return code
+
+
+def options_of_a_tool(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that looks at a run folder takes."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+    return as_json(click.option("-q", "--quiet", is_flag=True, help="Only errors.")(command))
+
+
+MANIFESTS = click.option(
+    "--manifest", "manifest_paths", metavar="M", multiple=True, type=click.Path(path_type=Path),
+    help="manifest.json of the run's corpus, or its folder; left out: where the run found it.",
+)  # fmt: skip
+
+
+@cli.command()
+@click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path, exists=True))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@MANIFESTS
+@click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step; left out: the newest.")
+@click.option("--best", is_flag=True, help="The one with the best holdout loss.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Format of the weights.")
+@options_of_a_tool
+@reported
+def export(
+    output: Output, source: Path, folder: Path, manifest_paths: tuple[Path, ...], step: int | None, best: bool, dtype: str
+) -> int:
+    """Write a checkpoint as a folder that transformers loads: weights, tokenizer, card with where the data come from."""
+    with needs_torch():
+        from trainer.tools.export import command
+    return command(output, source, folder, manifest_paths, step, best, dtype)
+
+
+@cli.command("import")
+@click.argument("source", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; left out: imports/<name of DIR>.")
+@options_of_a_tool
+@reported
+def bring(output: Output, source: Path, out: Path | None) -> int:
+    """Take over a Llama- or Qwen3-style model folder, to go on training it."""
+    with needs_torch():
+        from trainer.tools.bring import command
+    return command(output, source, out or Path("imports") / source.resolve().name)
+
+
+@cli.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@MANIFESTS
+@options_of_a_tool
+@reported
+def doctor(output: Output, run: Path, manifest_paths: tuple[Path, ...]) -> int:
+    """Say what ails a run, running, finished or dead: causes with evidence, and what to change."""
+    with needs_torch():
+        from trainer.tools.doctor import command
+    return command(output, run, manifest_paths)
 
 
 @cli.command()

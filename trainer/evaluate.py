@@ -60,7 +60,7 @@ def to_device(
 
 def byte_lengths(tokenizer_json: Path, vocab: int) -> np.ndarray | None:
     """Bytes of text of each token id, int64 (vocab,), special tokens 0; None when the file is no byte-level BPE."""
-    from stages.tokenizer_json import token_bytes
+    from stages.tokenizer.tokenizer_json import token_bytes
 
     spec = json.loads(tokenizer_json.read_bytes())
     known = spec.get("model", {}).get("vocab")
