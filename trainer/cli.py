@@ -192,6 +192,7 @@ def plan(
     "--ranks", type=click.IntRange(min=1), help="Processes to train with; left out: one per GPU, or one."
 )
 @click.option("--check-data", is_flag=True, help="Compare every byte of the shards with the manifest first.")
+@click.option("--after-smoke", is_flag=True, help="Only if `trainer smoke` of this very plan has passed.")
 @click.option("--rendezvous", hidden=True, help="File at which the ranks of one machine meet.")
 @reported
 def fit(
@@ -202,6 +203,7 @@ def fit(
     out: Path | None,
     ranks: int | None,
     check_data: bool,
+    after_smoke: bool,
     rendezvous: str | None,
 ) -> int:
     """Train, from the newest checkpoint of the run folder if it has one."""
@@ -214,6 +216,10 @@ def fit(
     solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, world)
     out = out or Path("runs") / path_name(solved.name)
     leads = not a_rank or os.environ["RANK"] == "0"
+    if after_smoke:
+        with needs_torch():
+            from trainer.tools.smoke import NAME, require
+        require(_smoke_folder(solved) / NAME, solved)
     if leads and rendezvous is None:
         _show(output, solved, err=True)
     # The watchman's lock is inherited by its ranks; torchrun's first rank takes it itself.
@@ -229,6 +235,13 @@ def fit(
     if leads and rendezvous is None:
         output.next(["trainer", *command] if code else ["open", str(out / "loss.svg")])
     return code
+
+
+def _smoke_folder(solved: Plan) -> Path:
+    """Where `trainer smoke` leaves what it found."""
+    from stages.contract.names import path_name
+
+    return Path("runs") / f"{path_name(solved.name)}-smoke"
 
 
 def _train(
@@ -623,6 +636,33 @@ def bring(output: Output, source: Path, out: Path | None) -> int:
     with needs_torch():
         from trainer.tools.bring import command
     return command(output, source, out or Path("imports") / source.resolve().name)
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of the rehearsal; left out: a hundredth of the plan.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Processes of the rehearsal; left out: one per GPU, or one.")
+@click.option("--quick", is_flag=True, help="Only the data and one batch by heart, no rehearsal.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for what it makes; emptied first.")
+@reported
+def smoke(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int | None,
+    ranks: int | None,
+    quick: bool,
+    out: Path | None,
+) -> int:
+    """Rehearse a plan: one batch learned by heart, a hundredth of the run, resume, export. A gate that fails says why."""
+    ranks = ranks or accelerators() or 1
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, ranks)
+    with needs_torch():
+        from trainer.tools.smoke import command
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    device = "cuda" if accelerators() else "cpu"
+    return command(output, solved, manifests, folders, arguments, out or _smoke_folder(solved), ranks, steps, device, quick)
 
 
 @cli.command()

@@ -52,7 +52,7 @@ def _held(path: Path) -> bool:
 @contextlib.contextmanager
 def case_of(run: Run, given: Sequence[Path] = ()) -> Iterator[tuple[Case, str]]:
     """`(case, why its data are not looked at)`; "" where they are."""
-    manifests, folders, missing = [], [], ""
+    missing = ""
     try:
         manifests, folders = corpora(run, given)
         plan = followed(run, plan_of(run, manifests))

@@ -32,7 +32,7 @@ def test_a_healthy_run_has_nothing(healthy):
 
 
 def test_learning_rate_times_100(manifest, tmp_path):
-    train(manifest, tmp_path, *sets(60, "lr_schedule.peak_lr=0.3"))
+    train(manifest, tmp_path, *sets(40, "lr_schedule.peak_lr=0.3"))
     assert first(tmp_path) == "learning-rate"
 
 
@@ -53,18 +53,11 @@ def test_labels_that_are_off_by_one(manifest, tmp_path, monkeypatch):
     assert "the token itself" in judged(tmp_path)[0].evidence[0]
 
 
-def test_labels_that_were_off_by_one_leave_a_trace_when_the_loader_is_right_again(manifest, tmp_path):
-    """What the losses tell alone: the model knows the answer far too soon."""
-    train(manifest, tmp_path, *sets(30), loader=Shifted)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert losses[-1] < losses[0] - 1
-
-
 def test_sources_one_behind_the_other(manifest, tmp_path):
     from tests.trainer.tiny import planned
 
     apart = (*sets(40), 'data.phases=[{name: a, share: 70%, mix: {web: 1, 书: 0}}, {name: b, share: 30%, mix: {web: 0, 书: 1}}]')
-    other, manifests = planned(manifest, *apart)
+    other, _ = planned(manifest, *apart)
 
     class Unshuffled(Loader):
         def __init__(self, folders, plan, manifests, **options):
@@ -101,10 +94,16 @@ def test_empty_documents(tmp_path):
     assert first(tmp_path / "r") == "empty-documents"
 
 
-def test_a_frozen_layer(manifest, tmp_path):
-    with running(manifest, tmp_path, *sets(40, "checkpoint.save_every_steps=10")) as run:
-        for parameter in run.model.model.layers[1].mlp.parameters():
-            parameter.register_hook(torch.zeros_like)
+def test_a_frozen_layer(manifest, tmp_path, monkeypatch):
+    with running(manifest, tmp_path, *sets(20, "checkpoint.save_every_steps=10")) as run:
+        update = run.updater.step
+
+        def without_a_layer(*args):
+            for parameter in run.model.model.layers[1].mlp.parameters():
+                parameter.grad.zero_()
+            update(*args)
+
+        monkeypatch.setattr(run.updater, "step", without_a_layer)
         run.run()
     found = judged(tmp_path)
     assert found[0].cause == "frozen"
@@ -119,16 +118,16 @@ class Restarted(Loader):
 
 
 def test_a_resume_whose_data_start_over(manifest, tmp_path):
-    train(manifest, tmp_path, *sets(60, "stop.after_steps=20"))
-    train(manifest, tmp_path, *sets(60), loader=Restarted)
+    train(manifest, tmp_path, *sets(30, "stop.after_steps=20"))
+    train(manifest, tmp_path, *sets(30), loader=Restarted)
     found = judged(tmp_path)
     assert found[0].cause == "resume"
     assert "step 21 read the very tokens of step 1" in " ".join(found[0].evidence)
 
 
 def test_a_resume_that_lost_the_weights(manifest, tmp_path):
-    train(manifest, tmp_path, *sets(80, "stop.after_steps=50"))
-    with running(manifest, tmp_path, *sets(80)) as run:
+    train(manifest, tmp_path, *sets(50, "stop.after_steps=40"))
+    with running(manifest, tmp_path, *sets(50)) as run:
         with torch.no_grad():
             for parameter in run.model.parameters():
                 parameter.mul_(0.5)
@@ -141,7 +140,7 @@ def test_a_source_read_too_often(tmp_path):
         sources["书"][:] = sources["书"][:12]
 
     path = corpus(tmp_path / "c", changed=few)
-    texts = sets(300, "data.repeat_limit=1000", "monitoring.eval_every_steps=20", "lr_schedule.peak_lr=1e-2", "data.mix={web: 0.6, 书: 0.4}")
+    texts = sets(160, "data.repeat_limit=1000", "monitoring.eval_every_steps=16", "lr_schedule.peak_lr=1e-2", "data.mix={web: 0.6, 书: 0.4}")
     train(path, tmp_path / "r", *texts)
     found = judged(tmp_path / "r")
     assert found[0].cause == "over-repeated"
@@ -159,7 +158,7 @@ def written(healthy: Path, out: Path, losses, starts=None, **fields) -> Path:
     for i, loss in enumerate(losses):
         own = {k: (v[i] if isinstance(v, list | np.ndarray) else v) for k, v in fields.items()}
         losses_of = {"web": loss, "书": loss}
-        lines.append(base | {"step": i + 1, "loss": loss, "losses": losses_of, "digest": f"{i:032x}", "skipped": False} | own)
+        lines.append(base | {"step": i + 1, "loss": loss, "losses": losses_of, "digest": f"{i:032x}", "skipped": False, "seconds": 1.0, "data_wait": 0.0} | own)
     out.mkdir()
     (out / "plan.json").write_text(json.dumps(planned))
     (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

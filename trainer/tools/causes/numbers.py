@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainer.tools.causes.case import LIKELY, SHOWN, Case, Finding, span
+from trainer.tools.causes.case import SHOWN, Case, Finding, span
 
 #: The least scale of the loss; see `guard.Scaler`.
 FLOOR = 1.0
@@ -54,7 +54,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
         change = ("write its id into a file and name that as data.tombstones", f"trainer spikes {case.run.folder} --step {named[0]['step']}")
     elif len(before):
         evidence.append(f"gradient norm {before[-1]:.3g} in the step before (median {np.median(before):.3g}): nothing announced it")
-    yield Finding(cause, f"NaN: {title}", LIKELY, tuple(evidence), change)
+    yield Finding(cause, f"NaN: {title}", SHOWN, tuple(evidence), change)
 
 
 def _only_overflow(case: Case, i: int) -> bool:

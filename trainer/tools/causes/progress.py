@@ -25,15 +25,14 @@ def overfitting(case: Case) -> Iterator[Finding]:
         held = [(e["step"], e["losses"][source.name]) for e in evals if e.get("losses", {}).get(source.name) is not None]
         if len(held) < 4:
             continue
-        low = min(range(len(held)), key=lambda i: held[i][1])
-        rise = held[-1][1] - held[low][1]
+        at = min(range(len(held)), key=lambda i: held[i][1])
+        rise = held[-1][1] - held[at][1]
         steps = np.diff([loss for _, loss in held])
         jitter = float(np.median(np.abs(steps - np.median(steps)))) if len(steps) > 2 else 0.0
-        since = held[low][0]
-        before, after = _training(case, source.name, since)
-        if low < len(held) - 2 and rise > max(0.02 * held[low][1], 3 * jitter) and after < before:
+        before, after = _training(case, source.name, held[at][0])
+        if at < len(held) - 2 and rise > max(0.02 * held[at][1], 3 * jitter) and after < before:
             epochs = source.epochs * len(case.run.steps) / case.plan.steps
-            found.append((rise, source, held[low], held[-1], before, after, epochs))
+            found.append((rise, source, held[at], held[-1], before, after, epochs))
     if not found:
         return
     found.sort(key=lambda one: (one[6] <= WORTH, -one[0]))
@@ -79,7 +78,7 @@ def spikes(case: Case) -> Iterator[Finding]:
     excess = Counter[str]()
     for i in up.tolist():
         usual = {name: _usual(case, name, i) for name in case.run.steps[i]["losses"]}
-        over = {n: (v or 0) - usual[n] for n, v in case.run.steps[i]["losses"].items() if usual[n] is not None and v is not None}
+        over = {n: v - u for n, v in case.run.steps[i]["losses"].items() if (u := usual[n]) is not None and v is not None}
         if over:
             excess[max(over, key=lambda n: over[n])] += 1
     if excess:

@@ -87,7 +87,7 @@ def waits_for_data(case: Case) -> Iterator[Finding]:
     late = shares[len(shares) // 5 :]
     if len(late) >= 5 and np.nanmedian(late) > WAIT:
         evidence = (f"{np.nanmedian(late):.0%} of a step is waiting for its batch ({np.nanmedian(case.column('data_wait')):.3g} s of {np.nanmedian(case.column('seconds')):.3g} s)",)
-        yield Finding("data-bound", "training waits for data", SHOWN, evidence, (
+        yield Finding("data-bound", "training waits for data", LIKELY, evidence, (
             "put the shards on a local disk; `pipeline verify` says how fast they are read", "fewer ranks on a machine leave the reading thread a core",
         ))  # fmt: skip
 
@@ -98,7 +98,7 @@ def communication(case: Case) -> Iterator[Finding]:
     if ranks < 2:
         return
     evidence = []
-    certainty = SHOWN
+    certainty = LIKELY
     if (share := _profiled(case)) is not None:
         if share < TALK:
             return
