@@ -678,6 +678,59 @@ def doctor(output: Output, run: Path, manifest_paths: tuple[Path, ...]) -> int:
 
 
 @cli.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), required=True, help="The step, counted from 1 as in metrics.jsonl.")
+@MANIFESTS
+@click.option("--top", type=click.IntRange(min=1), default=10, help="Documents to show.")
+@options_of_a_tool
+@reported
+def spikes(output: Output, run: Path, step: int, manifest_paths: tuple[Path, ...], top: int) -> int:
+    """Name the documents that made a step bad, and write what masks them."""
+    with needs_torch():
+        from trainer.tools.spikes import command
+    return command(output, run, manifest_paths, step, top, "cuda" if accelerators() else "cpu")
+
+
+@cli.command()
+@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("other", metavar="RUN_B", type=click.Path(path_type=Path))
+@options_of_a_tool
+@reported
+def diff(output: Output, one: Path, other: Path) -> int:
+    """Compare two runs: plan, data, versions, curves; the first step where they part, and why."""
+    from trainer.tools.diff import command
+
+    return command(output, one, other)
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=1), default=3, help="Steps that are measured of each setting.")
+@click.option("--most", type=click.IntRange(min=1), help="Largest micro-batch; left out: the batch of the plan.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for bench.json and bench.yaml.")
+@reported
+def bench(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int,
+    most: int | None,
+    out: Path | None,
+) -> int:
+    """Measure tokens/s, MFU and memory over micro-batch, checkpointing and compiling, for `trainer plan`."""
+    from stages.contract.names import path_name
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    with needs_torch():
+        from trainer.tools.bench import command
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    out = out or Path("runs") / f"{path_name(solved.name)}-bench"
+    device = "cuda" if accelerators() else "cpu"
+    return command(output, solved, manifests, folders, arguments, out, steps, most, accelerators() or 1, device)
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 @reported
 def schema(output: Output) -> int:

@@ -50,7 +50,7 @@ def speech(count: int, longest: int = 40, seed: int = 0, dialect: int = 0) -> li
 def corpus(folder: Path, documents: int = 400, changed=None, mixture=None, **options) -> Path:
     """Two sources with a holdout each; `changed` may change the documents of a source in place."""
     sources = {name: speech(documents, seed=i, dialect=i) for i, name in enumerate(("web", "书"))}
-    held = {name: speech(40, seed=50 + i, dialect=i) for i, name in enumerate(sources)}
+    held = {name: speech(12, seed=50 + i, dialect=i) for i, name in enumerate(sources)}
     if changed is not None:
         changed(sources)
     return make_corpus(folder, sources, vocab=VOCAB, mixture=mixture or {"web": 0.7, "书": 0.3}, holdout=held, **options)
