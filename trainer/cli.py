@@ -661,7 +661,7 @@ def smoke(
     with needs_torch():
         from trainer.tools.smoke import command
     arguments = _arguments(plan_path, manifest_paths, overrides)
-    device = "cuda" if accelerators() else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if accelerators() else "cpu"
     return command(output, solved, manifests, folders, arguments, out or _smoke_folder(solved), ranks, steps, device, quick)
 
 
@@ -726,7 +726,7 @@ def bench(
         from trainer.tools.bench import command
     arguments = _arguments(plan_path, manifest_paths, overrides)
     out = out or Path("runs") / f"{path_name(solved.name)}-bench"
-    device = "cuda" if accelerators() else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if accelerators() else "cpu"
     return command(output, solved, manifests, folders, arguments, out, steps, most, accelerators() or 1, device)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import torch
@@ -183,7 +183,7 @@ def report(found: Sequence[Speed], best: Speed) -> str:
 
 def command(
     output: Output, plan: Plan, manifests: Sequence[Manifest], folders: Sequence[Path], arguments: Sequence[str],
-    out: Path, steps: int, most: int | None, devices: int, device: str,
+    out: Path, steps: int, most: int | None, devices: int, device: Literal["cpu", "cuda"],
 ) -> int:  # fmt: skip
     """`trainer bench`: the exit code."""
     with Loader(folders, plan, manifests) as loader:

@@ -173,8 +173,8 @@ def report(found: Difference) -> str:
         if rows:
             lines += [f"  {title}", *table([["", "first", "second"], *([key, _short(x), _short(y)] for key, x, y in rows)]), ""]
     lines += [*(f"  data: {printable(one)}" for one in found.data), *([""] if found.data else [])]
-    rows = [[p.field, f"{p.step:,}", _short(p.a), _short(p.b)] for p in found.partings]
-    lines += table([["first differs", "step", "first", "second"], *rows]) if rows else ["  every step that both have is the same"]
+    places = [[p.field, f"{p.step:,}", _short(p.a), _short(p.b)] for p in found.partings]
+    lines += table([["first differs", "step", "first", "second"], *places]) if places else ["  every step that both have is the same"]
     curves = found.curves
     if curves["steps"]:
         lines += ["", f"  loss of the last {curves['over']:,} of {curves['steps']:,} common steps: {curves['a']:.4f} and {curves['b']:.4f} ({curves['gap']:+.4f} ± {curves['error']:.4f})"]

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -83,9 +83,10 @@ def data_gates(manifests: Sequence[Manifest], folders: Sequence[Path]) -> Iterat
     change = "add `- rules: {min_words: 1}` to the stages of corpus.yaml and build again"
     yield Gate("documents", not empty, f"empty but for their end: {'; '.join(empty)}" if empty else "hardly any is empty", "empty-documents", change)
     pieces = strange_pieces(manifests, folders)
-    worst = [f"{p.shard}, tokens {p.first:,} to {p.last:,}: {p.bits:.2f} bits from the rest of {p.source} (usual {p.usual:.2f})" for p in pieces[:2]]
+    rubbish = [piece for piece in pieces if piece.rubbish]
+    said = "; ".join(piece.sentence() for piece in (rubbish or pieces)[:2])
     change = "look at it with `pipeline inspect MANIFEST --tokens`; take its files out of corpus.yaml if it is rubbish"
-    yield Gate("shards", not pieces, "; ".join(worst) or "no part of a source is unlike the rest", "garbage-shard", change)
+    yield Gate("shards", not rubbish, said or "no part of a source is unlike the rest", "garbage-shard", change)
 
 
 def rehearsal_gates(found: Rehearsal, plan: Plan) -> Iterator[Gate]:
@@ -168,7 +169,7 @@ def report(found: Sequence[Gate]) -> str:
 
 def command(
     output: Output, plan: Plan, manifests: Sequence[Manifest], folders: Sequence[Path], arguments: Sequence[str],
-    out: Path, ranks: int, steps: int | None, device: str, quick: bool,
+    out: Path, ranks: int, steps: int | None, device: Literal["cpu", "cuda"], quick: bool,
 ) -> int:  # fmt: skip
     """`trainer smoke`: 3 when a gate did not pass, else 0."""
     shutil.rmtree(out, ignore_errors=True)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -38,6 +38,8 @@ from trainer.tools.runs import Run, corpora, open_run, plan_of
 
 if TYPE_CHECKING:
     from trainer.cli import Output
+
+Device = Literal["cpu", "cuda"]
 
 #: Steps around the step that say what is usual.
 AROUND = 6
@@ -211,7 +213,7 @@ def write(folder: Path, run: Run, step: int, found: Sequence[Mapping[str, Any]],
     return folder / "skip.yaml"
 
 
-def examined(run: Run, manifests: Sequence[Path], step: int, device: str) -> tuple[list[Document], list[dict[str, Any]], int, Sequence[str]]:
+def examined(run: Run, manifests: Sequence[Path], step: int, device: Device) -> tuple[list[Document], list[dict[str, Any]], int, Sequence[str]]:
     """`(documents, the same as plain values, step of the checkpoint, tombstones that the plan has)`; step from 1."""
     read, folders = corpora(run, manifests)
     plan = followed(run, plan_of(run, read))
@@ -259,7 +261,7 @@ def report(found: Sequence[Mapping[str, Any]], step: int, at: int, top: int) -> 
     return "\n".join(lines)
 
 
-def command(output: Output, folder: Path, manifests: Sequence[Path], step: int, top: int, device: str) -> int:
+def command(output: Output, folder: Path, manifests: Sequence[Path], step: int, top: int, device: Device) -> int:
     """`trainer spikes`: 3 when a document stands out, else 0."""
     run = open_run(folder)
     documents, found, at, old = examined(run, manifests, step, device)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from stages.contract.problem import SpecError
 from tests.trainer.tiny import alone, planned
-from tests.trainer.tools.sick import BASE, corpus, running, sets
+from tests.trainer.tools.sick import BASE, corpus, running, sets, speech
 from trainer import attention, model
 from trainer.loader import Loader
 from trainer.tools import overfit, smoke
@@ -138,11 +138,15 @@ def test_garbage_and_empty_documents(tmp_path):
     def spoil(sources):
         rng = np.random.default_rng(9)
         for i in range(200, 250):
-            sources["web"][i] = rng.choice([3, 5, 7, 60], 30).tolist()
+            sources["web"][i] = rng.integers(1, 64, 30).tolist()
 
     bad = corpus(tmp_path / "a", changed=spoil, documents_per_shard=50)
     manifests = planned(bad, *SETS)[1]
     assert first_cause(list(data_gates(manifests, [bad.parent]))) == "garbage-shard"
+    same = corpus(tmp_path / "c", changed=lambda s: s["web"].__setitem__(slice(200, 250), [[7, 8, 9] * 10] * 50), documents_per_shard=50)
+    assert first_cause(list(data_gates(planned(same, *SETS)[1], [same.parent]))) == "garbage-shard"
+    other = corpus(tmp_path / "d", changed=lambda s: s["web"].__setitem__(slice(200, 250), speech(50, dialect=9)), documents_per_shard=50)
+    assert first_cause(list(data_gates(planned(other, *SETS)[1], [other.parent]))) == ""
     empty = corpus(tmp_path / "b", changed=lambda s: s["书"].__setitem__(slice(0, 100), [[] for _ in range(100)]))
     assert first_cause(list(data_gates(planned(empty, *SETS)[1], [empty.parent]))) == "empty-documents"
 

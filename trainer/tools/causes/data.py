@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainer.tools.batches import label_fault, label_shares, single_tokens, strange_pieces
-from trainer.tools.causes.case import LIKELY, SHOWN, Case, Finding, span
+from trainer.tools.causes.case import LIKELY, POSSIBLE, SHOWN, Case, Finding, span
 
 #: A share of documents without a token to predict from which on it is a fault.
 EMPTY_SHARE = 0.02
@@ -78,17 +78,15 @@ def strange_shards(case: Case) -> Iterator[Finding]:
         return
     worst = pieces[0]
     with_it, without = _losses_with(case, worst.shard, worst.source)
-    evidence = [
-        f"{worst.shard} of {worst.source}, tokens {worst.first:,} to {worst.last:,}: token frequencies {worst.bits:.2f} bits from the rest of the source (usual: {worst.usual:.2f})",
-        f"entropy of its tokens {worst.entropy:.1f} bits, of the others {worst.usual_entropy:.1f}",
-    ]
-    sure = LIKELY
+    evidence = [worst.sentence()]
+    sure = SHOWN if worst.rubbish else POSSIBLE
     if len(with_it) >= 3 and len(without) >= 3:
         gap = float(np.median(with_it) - np.median(without))
         evidence.append(f"loss of {worst.source} in steps that read it {np.median(with_it):.3f}, in others {np.median(without):.3f} ({gap:+.3f})")
         spread = 1.4826 * float(np.median(np.abs(without - np.median(without))))
-        sure = SHOWN if gap > max(0.05, spread) else LIKELY
-    evidence += [f"also {one.shard}, tokens {one.first:,} to {one.last:,}: {one.bits:.2f} bits" for one in pieces[1:4]]
+        if sure == POSSIBLE and gap > max(0.05, 2 * spread):
+            sure = LIKELY
+    evidence += [f"also {one.sentence()}" for one in pieces[1:4]]
     yield Finding("garbage-shard", f"a shard of {worst.source} is unlike the rest", sure, tuple(evidence), (
         f"look at it: pipeline inspect MANIFEST --tokens, shard {worst.shard}",
         "take its files out in corpus.yaml, or train with `data.tombstones` until it is built again",
