@@ -99,7 +99,7 @@ def rehearsal_gates(found: Rehearsal, plan: Plan) -> Iterator[Gate]:
     falls = bool(np.isfinite(loss).all()) and last < first
     change = "see `trainer doctor` on the rehearsal; a lower lr_schedule.peak_lr first"
     yield Gate("loss falls", falls, f"{first:.3f} over the first {part} steps, {last:.3f} over the last {part}", "learning", change)
-    bounded = bool(np.isfinite(norm).all()) and norm.max() < 50 * max(float(np.median(norm)), 1e-9)
+    bounded = bool(np.isfinite(norm).all()) and float(norm.max()) < 50 * max(float(np.median(norm)), 1e-9)
     yield Gate("gradient norm bounded", bounded, f"median {np.median(norm):.3g}, largest {norm.max():.3g}", "norm", "warm up longer, or lower lr_schedule.peak_lr")
     used = np.array([r["memory"] for r in steps], float)[len(steps) // 2 :]
     grown = used[-1] / used[0] - 1
