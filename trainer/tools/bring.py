@@ -55,8 +55,10 @@ def read_source(folder: Path) -> Source:
     path = folder / "config.json"
     if not path.is_file():
         raise SpecError(Problem("D005", f"{folder} has no config.json", repairs=("give a folder that transformers could load",)))
-    config = json.loads(path.read_bytes())
-    faults = list(_faults(config))
+    config = _json(path)
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    faults = [f"`{key}` is missing, or no number" for key in needed if config.get("model_type") in KINDS and not isinstance(config.get(key), int)]
+    faults = faults or list(_faults(config))
     if faults:
         raise SpecError(*(Problem("C009", f"{path}: {fault}") for fault in faults))
     shape = _shape(config)
@@ -75,6 +77,17 @@ def read_source(folder: Path) -> Source:
     if problems:
         raise SpecError(*(Problem("C009", f"{folder}: {one}") for one in problems[:20]))
     return Source(folder, shape, files, shape.vocab_size)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """SpecError for a file that holds no JSON object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SpecError(Problem("D004", f"{path} cannot be read: {error}")) from error
+    if not isinstance(found, dict):
+        raise SpecError(Problem("D004", f"{path} holds no JSON object"))
+    return found
 
 
 def _faults(config: Mapping[str, Any]) -> Iterator[str]:
@@ -119,7 +132,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Name of each tensor -> file. Plain file names only: no index leads outside of the folder."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted({str(name) for name in _json(index).get("weight_map", {}).values()})
     else:
         names = ["model.safetensors"]
     found: dict[str, Path] = {}
@@ -145,7 +158,7 @@ def rows_wanted(folder: Path, rows: int) -> tuple[int, str]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return padded_vocabulary(rows), "no tokenizer.json there, so as many as before"
-    spec = json.loads(path.read_bytes())
+    spec = _json(path)
     vocab = spec.get("model", {}).get("vocab", {})
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
     ids += [added["id"] for added in spec.get("added_tokens", ())]

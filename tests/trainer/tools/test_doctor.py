@@ -192,6 +192,12 @@ def test_slow_late_progress_is_told_from_a_run_that_is_stuck(long_plan, tmp_path
     assert progress.word(dead).startswith("no progress")
 
 
+def test_a_short_noisy_run_that_goes_as_before_is_not_called_stuck(long_plan, tmp_path):
+    found = case(written(long_plan, tmp_path / "r", decay(63, noise=0.3), lr=3e-3))
+    assert list(progress.stuck(found)) == []
+    assert progress.word(found).startswith(("too noisy", "slow but normal"))
+
+
 def test_over_twenty_seeds_slow_is_never_called_stuck(long_plan, tmp_path):
     called = [list(progress.stuck(case(written(long_plan, tmp_path / f"{s}", decay(1500, seed=s, power=0.25), lr=3e-3)))) for s in range(20)]
     assert sum(map(bool, called)) <= 1

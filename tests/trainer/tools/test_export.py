@@ -186,6 +186,27 @@ def test_bf16_shards_and_spare_rows_of_the_vocabulary_are_taken_over(trained, ma
         assert float(run.model.model.embed_tokens.weight.full_tensor().detach().abs().max()) < 5
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"model_type":', "cannot be read"),
+        ("[]", "no JSON object"),
+        ('{"model_type": "llama"}', "`hidden_size` is missing"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(tmp_path, text, said):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_source(tmp_path)
+
+
+def test_an_index_does_not_lead_outside(trained, manifest, tmp_path):
+    exported(trained, manifest, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../secret.safetensors"}}')
+    with pytest.raises(SpecError, match="only safetensors are read"):
+        read_source(tmp_path / "m")
+
+
 def test_the_commands(trained, manifest, tmp_path):
     from click.testing import CliRunner
 

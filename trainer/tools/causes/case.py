@@ -68,7 +68,7 @@ class Case:
     @cached_property
     def smooth(self) -> np.ndarray:
         """The loss as a running median of about a twentieth of the run."""
-        return running_median(self.loss, max(3, len(self.loss) // 20))
+        return running_median(self.loss, max(3, min(501, len(self.loss) // 20)))
 
     @property
     def warm(self) -> int:

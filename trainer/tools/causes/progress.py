@@ -113,6 +113,11 @@ class Slope:
         """Whether the loss still falls, beyond doubt."""
         return self.doubling < -3 * self.error
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it falls by less than half of what was expected, beyond doubt."""
+        return not self.falls and self.doubling - 2 * self.error > 0.5 * min(self.expected, 0.0)
+
 
 def slope(case: Case) -> Slope | None:
     """None for a run that is too short to say. Warm-up and the end of the rate's decay are in it as they are."""
@@ -142,7 +147,7 @@ def _fit(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 def stuck(case: Case) -> Iterator[Finding]:
     """A loss that has stopped, where the power law so far would have it go on."""
     found = slope(case)
-    if found is None or found.falls:
+    if found is None or not found.stopped:
         return
     floor = max(3 * found.error, 0.004 * float(np.nanmedian(case.loss)))
     if found.doubling < -floor or found.doubling > 0.5:
@@ -166,4 +171,4 @@ def word(case: Case) -> str:
     text = f"{found.doubling:+.4f} ± {found.error:.4f} nats for each doubling of the steps (before that {found.expected:+.4f})"
     if found.falls:
         return f"slow but normal: {text}; late progress is even on a logarithmic axis only"
-    return f"no progress to be seen: {text}"
+    return f"{'no progress to be seen' if found.stopped else 'too noisy to tell yet'}: {text}"
