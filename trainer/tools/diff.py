@@ -135,8 +135,9 @@ def _why(
         return f"step {step:,} was skipped by the guard in one run alone"
     loss = by.get("loss") or by["grad_norm"]
     near = isinstance(loss.a, float) and isinstance(loss.b, float) and abs(loss.a - loss.b) <= ROUNDING * abs(loss.a)
-    if "model" in changed or "seed" in changed or "compute" in changed:
-        return f"step {loss.step:,}: same tokens, other weights or arithmetic: " + _named(config, "model", "seed", "compute")
+    others = any(key == "checkpoint.weights_only" for key, _, _ in config)
+    if others or changed & {"model", "seed", "compute"}:
+        return f"step {loss.step:,}: same tokens, other weights or arithmetic: " + _named(config, "model", "seed", "compute", "checkpoint")
     if "optimizer" in changed and step > 1:
         return f"step {step:,}: same tokens and rate, another update the step before: " + _named(config, "optimizer")
     if near:
@@ -148,7 +149,8 @@ def _why(
 
 
 def _named(config: Sequence[tuple[str, Any, Any]], *sections: str) -> str:
-    rows = [f"{key} {x} / {y}" for key, x, y in config if key.split("[")[0].split(".")[0] in sections]
+    of = [(key.split("[")[0].split(".")[0], f"{key} {x} / {y}") for key, x, y in config]
+    rows = [text for wanted in sections for section, text in of if section == wanted]
     return ", ".join(rows[:4]) or "nothing in the plan says why"
 
 
