@@ -1,4 +1,4 @@
-"""The command line: `trainer plan`, `fit`, `verify`, `eval`, `sample`, `batch`, `where`, `order-check`, `schema`.
+"""The command line: plans and runs (`plan`, `fit`, `verify` …), looks at the data, and the tools of `trainer/tools/`.
 
 stdout carries the result, stderr everything else. Exit codes: 0 done, 1 the run failed (what is done stays), 2 the
 plan or the command line is wrong (nothing was started), 75 preempted, 130 interrupted (state saved, run again).
@@ -205,6 +205,7 @@ def plan(
     "--ranks", type=click.IntRange(min=1), help="Processes to train with; left out: one per GPU, or one."
 )
 @click.option("--check-data", is_flag=True, help="Compare every byte of the shards with the manifest first.")
+@click.option("--after-smoke", is_flag=True, help="Only if `trainer smoke` of this very plan has passed.")
 @click.option("--rendezvous", hidden=True, help="File at which the ranks of one machine meet.")
 @reported
 def fit(
@@ -215,6 +216,7 @@ def fit(
     out: Path | None,
     ranks: int | None,
     check_data: bool,
+    after_smoke: bool,
     rendezvous: str | None,
 ) -> int:
     """Train, from the newest checkpoint of the run folder if it has one."""
@@ -227,6 +229,10 @@ def fit(
     solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, world)
     out = out or Path("runs") / path_name(solved.name)
     leads = not a_rank or os.environ["RANK"] == "0"
+    if after_smoke:
+        with needs_torch():
+            from trainer.tools.smoke import NAME, require
+        require(_smoke_folder(solved) / NAME, solved)
     if leads and rendezvous is None:
         _show(output, solved, err=True)
     # The watchman's lock is inherited by its ranks; torchrun's first rank takes it itself.
@@ -242,6 +248,13 @@ def fit(
     if leads and rendezvous is None:
         output.next(["trainer", *command] if code else ["open", str(out / "loss.svg")])
     return code
+
+
+def _smoke_folder(solved: Plan) -> Path:
+    """Where `trainer smoke` leaves what it found."""
+    from stages.contract.names import path_name
+
+    return Path("runs") / f"{path_name(solved.name)}-smoke"
 
 
 def _train(
@@ -277,7 +290,7 @@ def _train(
         try:
             run.resume()
             if world.first:
-                describe_run(out, run.plan, world, run.state.step)
+                describe_run(out, run.plan, world, run.state.step, folders)
             end = run.run()
         except RuntimeError as error:  # what gloo and NCCL raise
             if world.size == 1:
@@ -597,6 +610,140 @@ def order_check(
     else:
         click.echo(check_text(checks, findings, whole, solved.steps))
     return code
+
+
+def options_of_a_tool(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that looks at a run folder takes."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+    return as_json(click.option("-q", "--quiet", is_flag=True, help="Only errors.")(command))
+
+
+MANIFESTS = click.option(
+    "--manifest", "manifest_paths", metavar="M", multiple=True, type=click.Path(path_type=Path),
+    help="manifest.json of the run's corpus, or its folder; left out: where the run found it.",
+)  # fmt: skip
+
+
+@cli.command()
+@click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path, exists=True))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@MANIFESTS
+@click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step; left out: the newest.")
+@click.option("--best", is_flag=True, help="The one with the best holdout loss.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Format of the weights.")
+@options_of_a_tool
+@reported
+def export(
+    output: Output, source: Path, folder: Path, manifest_paths: tuple[Path, ...], step: int | None, best: bool, dtype: str
+) -> int:
+    """Write a checkpoint as a folder that transformers loads: weights, tokenizer, card with where the data come from."""
+    with needs_torch():
+        from trainer.tools.export import command
+    return command(output, source, folder, manifest_paths, step, best, dtype)
+
+
+@cli.command("import")
+@click.argument("source", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; left out: imports/<name of DIR>.")
+@options_of_a_tool
+@reported
+def bring(output: Output, source: Path, out: Path | None) -> int:
+    """Take over a Llama- or Qwen3-style model folder, to go on training it."""
+    with needs_torch():
+        from trainer.tools.bring import command
+    return command(output, source, out or Path("imports") / source.resolve().name)
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of the rehearsal; left out: a hundredth of the plan.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Processes of the rehearsal; left out: one per GPU, or one.")
+@click.option("--quick", is_flag=True, help="Only the data and one batch by heart, no rehearsal.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for what it makes; emptied first.")
+@reported
+def smoke(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int | None,
+    ranks: int | None,
+    quick: bool,
+    out: Path | None,
+) -> int:
+    """Rehearse a plan: one batch learned by heart, a hundredth of the run, resume, export. A gate that fails says why."""
+    ranks = ranks or accelerators() or 1
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, ranks)
+    with needs_torch():
+        from trainer.tools.smoke import command
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    device: Literal["cpu", "cuda"] = "cuda" if accelerators() else "cpu"
+    return command(output, solved, manifests, folders, arguments, out or _smoke_folder(solved), ranks, steps, device, quick)
+
+
+@cli.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@MANIFESTS
+@options_of_a_tool
+@reported
+def doctor(output: Output, run: Path, manifest_paths: tuple[Path, ...]) -> int:
+    """Say what ails a run, running, finished or dead: causes with evidence, and what to change."""
+    with needs_torch():
+        from trainer.tools.doctor import command
+    return command(output, run, manifest_paths)
+
+
+@cli.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), required=True, help="The step, counted from 1 as in metrics.jsonl.")
+@MANIFESTS
+@click.option("--top", type=click.IntRange(min=1), default=10, help="Documents to show.")
+@options_of_a_tool
+@reported
+def spikes(output: Output, run: Path, step: int, manifest_paths: tuple[Path, ...], top: int) -> int:
+    """Name the documents that made a step bad, and write what masks them."""
+    with needs_torch():
+        from trainer.tools.spikes import command
+    return command(output, run, manifest_paths, step, top, "cuda" if accelerators() else "cpu")
+
+
+@cli.command()
+@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("other", metavar="RUN_B", type=click.Path(path_type=Path))
+@options_of_a_tool
+@reported
+def diff(output: Output, one: Path, other: Path) -> int:
+    """Compare two runs: plan, data, versions, curves; the first step where they part, and why."""
+    from trainer.tools.diff import command
+
+    return command(output, one, other)
+
+
+@cli.command()
+@options_of_a_plan
+@click.option("--steps", type=click.IntRange(min=1), default=3, help="Steps that are measured of each setting.")
+@click.option("--most", type=click.IntRange(min=1), help="Largest micro-batch; left out: the batch of the plan.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for bench.json and bench.yaml.")
+@reported
+def bench(
+    output: Output,
+    plan_path: Path | None,
+    manifest_paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    steps: int,
+    most: int | None,
+    out: Path | None,
+) -> int:
+    """Measure tokens/s, MFU and memory over micro-batch, checkpointing and compiling, for `trainer plan`."""
+    from stages.contract.names import path_name
+
+    solved, manifests, folders = _resolve(plan_path, manifest_paths, overrides, 1)
+    with needs_torch():
+        from trainer.tools.bench import command
+    arguments = _arguments(plan_path, manifest_paths, overrides)
+    out = out or Path("runs") / f"{path_name(solved.name)}-bench"
+    device: Literal["cpu", "cuda"] = "cuda" if accelerators() else "cpu"
+    return command(output, solved, manifests, folders, arguments, out, steps, most, accelerators() or 1, device)
 
 
 @cli.command()

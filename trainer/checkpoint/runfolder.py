@@ -7,6 +7,7 @@ import json
 import resource
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from trainer.loop.parallel import World
 from trainer.planned import Plan
 
 
-def describe_run(out: Path, plan: Plan, world: World, step: int) -> None:
-    """plan.json: the plan that runs. run.json: where and when, one entry per start; nothing else reads it."""
+def describe_run(out: Path, plan: Plan, world: World, step: int, corpora: Sequence[Path] = ()) -> None:
+    """plan.json: the plan that runs. run.json: where and when, and where the corpora lie, one entry per start; the run
+    itself reads neither."""
     write_atomic(
         out / "plan.json",
         json.dumps(plan.to_json(), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n",
@@ -33,6 +35,7 @@ def describe_run(out: Path, plan: Plan, world: World, step: int) -> None:
             "ranks": world.size,
             "threads": torch.get_num_threads(),
             "deterministic": plan.deterministic,
+            "manifests": [str(folder.resolve()) for folder in corpora],
         }
         | versions(world.device)
     )

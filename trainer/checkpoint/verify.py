@@ -114,11 +114,11 @@ def prove(
     control = prover.begun("control", halves)
     others = {world: prover.begun(f"ranks-{world}", halves) for world in worlds}
     prover.run("halves", 2 * steps, ranks)
-    proof = Proof(steps, _compared(straight, halves, steps))
+    proof = Proof(steps, compared(straight, halves, steps))
     say("the negative control: one number changed, which must show")
     proof.changed = _change(control, steps)
     prover.run("control", 2 * steps, ranks)
-    proof.control_differs = not all(pair[1] for pair in _compared(straight, control, steps).values())
+    proof.control_differs = not all(pair[1] for pair in compared(straight, control, steps).values())
     for world, out in others.items():
         say(f"{steps:,} steps with {world} ranks from the same checkpoint")
         prover.run(out.name, 2 * steps, world)
@@ -134,7 +134,7 @@ def _at(out: Path, step: int) -> Checkpoint:
     return found
 
 
-def _compared(a: Path, b: Path, steps: int) -> dict[str, tuple[bool, bool]]:
+def compared(a: Path, b: Path, steps: int) -> dict[str, tuple[bool, bool]]:
     """By component, whether two runs agree at step k and at step 2 k."""
     pairs = [(checkpoint.digests(_at(a, step)), checkpoint.digests(_at(b, step))) for step in (steps, 2 * steps)]
     found = {name: (pairs[0][0][name] == pairs[0][1].get(name), pairs[1][0][name] == pairs[1][1].get(name)) for name in pairs[0][0]}
