@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stages.contract.manifest import load_manifest, verify_manifest
-from stages.contract.problem import RunError, SpecError
+from stages.contract.problem import Problem, RunError, SpecError
 from tests.trainer.corpora import EOS, document_ids, make_corpus, random_documents
 from trainer.config import read_plan
 from trainer.loader import IGNORE, Loader
@@ -487,12 +487,14 @@ def threads():
 def test_an_error_in_the_thread_reaches_the_one_who_waits_and_ends_it(corpus):
     folder, _ = corpus
     plan = plan_of([folder], *SETTINGS)
+
+    def broken(_spans):
+        raise RunError(Problem("D002", "shards/web/00000 cannot be read"))
+
     with Loader([folder], plan) as loader:
         batches = loader.batches(0)
         next(batches)
-        for path in (folder / "shards").rglob("*.tok"):
-            path.unlink()
-        loader._shelf.close()
+        loader._shelf.gather = broken
         with pytest.raises(RunError, match="cannot be read"):
             list(batches)
     assert threads() == []

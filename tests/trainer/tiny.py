@@ -40,7 +40,9 @@ _ALONE: list[World] = []
 
 
 def alone() -> World:
-    """This test process as a world of one rank with one thread; joined once."""
+    """This test process as a world of one rank with one thread; joined once, and again where a test has left it."""
+    if not torch.distributed.is_initialized():
+        _ALONE.clear()
     if not _ALONE:
         _ALONE.append(parallel.join("cpu", threads=1))
     return _ALONE[0]

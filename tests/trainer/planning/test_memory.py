@@ -20,6 +20,14 @@ from trainer.planning.memory import (
 )
 from trainer.shape import Given, ModelShape, find_shape
 
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Tracing makes a process group of its own; what another test of this process has left is ended."""
+    from trainer.loop import parallel
+
+    parallel.leave()
+
 NEAR = 0.03
 
 #: Parameters, sequences of a pass, their length.
