@@ -211,7 +211,11 @@ class TokenFile:
         for start, count in zip(starts, counts, strict=True):
             size = count * width
             part = view[done : done + size]
-            if os.preadv(fd, [part], base + start * width) != size:
+            try:
+                got = os.preadv(fd, [part], base + start * width)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if got != size:
                 self._fill(base + start * width, part, start)
             done += size
 
@@ -231,14 +235,19 @@ class TokenFile:
                 message = f"{self.path} is too short: tokens from {start:,} on end at byte {end:,}, it has {size:,}"
                 raise RunError(Problem("D002", message))
             return
-        got = os.preadv(self._fd, [view], at)
-        while got < len(view):
-            view = view[got:]
-            got = os.preadv(self._fd, [view], end - len(view))
-            if not got:
-                size = os.fstat(self._fd).st_size
-                message = f"{self.path} is too short: tokens from {start:,} on end at byte {end:,}, it has {size:,}"
-                raise RunError(Problem("D002", message))
+        try:
+            while view:
+                got = os.preadv(self._fd, [view], end - len(view))
+                if not got:
+                    size = os.fstat(self._fd).st_size
+                    message = f"{self.path} is too short: tokens from {start:,} on end at byte {end:,}, it has {size:,}"
+                    raise RunError(Problem("D002", message))
+                view = view[got:]
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> RunError:
+        return RunError(Problem("D002", f"{self.path} cannot be read: {error.strerror or error}"))
 
     def close(self) -> None:
         if self._fd >= 0:

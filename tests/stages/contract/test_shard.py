@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 
@@ -177,3 +178,17 @@ def test_how_documents_are_batched_does_not_change_a_byte(tmp_path_factory, text
     ]
     one = write_shard(folder / "one", [documents(*texts, ids=ids)] if texts else [], 100, EOS)
     assert write_shard(folder / "many", parts, 100, EOS) == one
+
+
+@pytest.mark.parametrize("read", ["read", "read_many"])
+def test_a_disk_that_fails_while_tokens_are_read_is_named(tmp_path, monkeypatch, read):
+    path = tmp_path / "00000.tok"
+    path.write_bytes(bytes(200))
+
+    def failing(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with TokenFile(path, np.dtype("<u2")) as file:
+        monkeypatch.setattr(os, "preadv", failing)
+        with pytest.raises(RunError, match="tok cannot be read: Input/output error"):
+            file.read(3, 20) if read == "read" else file.read_many([3], [20], np.empty(20, "<u2"))
