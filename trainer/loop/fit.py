@@ -281,8 +281,8 @@ class Fit:
         if not full:
             return error
         message = f"rank {self.world.rank} ran out of memory on {self.world.device} at step {self.now + 1:,}"
-        ways = oom.ways_out(self.plan, self.now, self.micro, self.world.size)
-        return RunError(Problem("T005", message, repairs=("in this order:", *ways)))
+        setting = oom.setting_at(self.plan, self.now, self.micro, self.world.size, self.world.device.type == "cpu")
+        return RunError(Problem("T005", message, repairs=("in this order:", *oom.advice(setting, self.world.memory()))))
 
     def _boundary(self) -> End | None:
         """What is due between two steps: a look at them, evaluation, a checkpoint, the end (None: go on)."""

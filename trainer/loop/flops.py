@@ -10,10 +10,8 @@ is usual; recomputation is not added.
 
 from __future__ import annotations
 
+from trainer.planning.devices import find_gpu
 from trainer.shape import ModelShape
-
-#: Peak of dense bf16 matrix products by a part of the device's name, FLOP/s, as its maker states it; first match wins.
-PEAKS = {"H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 DEFINITION = (
     "MFU = tokens/s x (6 x {n:,} matrix parameters + 12 x {layers} layers x {width:,} wide x mean document length) / "
@@ -27,8 +25,9 @@ def token_flops(shape: ModelShape, context: float) -> float:
 
 
 def peak_of(device_name: str) -> float | None:
-    """FLOP/s of a device, None where its name is not known."""
-    return next((peak for part, peak in PEAKS.items() if part in device_name), None)
+    """FLOP/s of dense bf16 matrix products, None where the name of the device is not known."""
+    gpu = find_gpu(device_name)
+    return None if gpu is None else gpu.flops
 
 
 def definition(shape: ModelShape, devices: int, peak: float) -> str:

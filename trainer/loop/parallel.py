@@ -56,6 +56,12 @@ class World:
         """Whether this is the rank that writes and talks."""
         return self.rank == 0
 
+    def memory(self) -> int:
+        """Bytes of this rank's device; on a CPU its part of the machine's."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.beside
+
     def total(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks, in float64: the same bits on every rank."""
         return self._reduce(values, torch.float64, dist.ReduceOp.SUM)

@@ -8,7 +8,9 @@ import torch
 
 from stages.contract.problem import RunError
 from tests.trainer.tiny import corpus, fit, overrides, planned
-from trainer.loop.oom import activation_bytes, ways_out
+from trainer.loop.oom import advice, setting_at
+from trainer.planning.figures import size
+from trainer.planning.memory import ledger, ways_out, with_rows
 from trainer.shape import ModelShape
 
 WIDE = ModelShape(32_000, 2048, 16, 16, 8, 5632, 2048, False, 1e4, 1e-5)
@@ -19,26 +21,31 @@ def manifest(tmp_path_factory) -> Path:
     return corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def test_activation_bytes_are_those_that_were_traced():
-    # Traced with torch 2.13 for this shape: 98,370 with eager norms, which keep 24 D more than fused ones.
-    assert activation_bytes(WIDE, "none", "bf16") == 73_800
-    assert activation_bytes(WIDE, "selective", "bf16") == 47_168
-    assert activation_bytes(WIDE, "full", "bf16") == 4_096
-    assert activation_bytes(WIDE, "full", "fp32") == 8_192
-
-
-def test_ways_out_come_in_order_with_what_each_frees(manifest):
+def test_ways_out_come_in_order_with_what_the_ledger_says_each_frees(manifest):
     plan, _ = planned(manifest, *overrides(4))
     plan = replace(plan, model=WIDE, compute="bf16", shard="none")
-    ways = ways_out(plan, 0, 8, 4)
-    heads = ["batch.micro_batch_size: 4", "parallel.shard: full", "parallel.activation_checkpointing: selective",
-             "parallel.activation_checkpointing: full", "optimizer.type: Lion", "optimizer.type: AdamW8bit", "more devices"]  # fmt: skip
-    assert [way.startswith(head) for way, head in zip(ways, heads, strict=True)] == [True] * len(heads)
-    assert "the result stays the same" in ways[0]
-    tokens = 8 * plan.phases[0].seq_len
-    assert f"{16 * tokens * 73_800 / 2 / 2**20:.1f} MiB" in ways[0]
-    done = ways_out(replace(plan, shard="full", activation_checkpointing="full"), 0, 1, 4)
-    assert [way.split(":")[0] for way in done] == ["optimizer.type", "optimizer.type", "more devices"]
+    setting = setting_at(plan, 0, 8, 4, on_cpu=False)
+    assert (setting.rows, setting.devices, setting.seq_len) == (8, 4, plan.phases[0].seq_len)
+    setting = replace(setting, seq_len=2048)
+    lines = advice(setting, 80 << 30)
+    heads = ["batch.micro_batch_size: 4", "parallel.activation_checkpointing: selective",
+             "parallel.activation_checkpointing: full", "model.seq_len: 1024", "parallel.shard: full",
+             "optimizer.type: AdamW8bit", "a step of this plan"]  # fmt: skip
+    assert [line.startswith(head) for line, head in zip(lines, heads, strict=True)] == [True] * len(heads)
+    assert "the result stays the same" in lines[0]
+    freed = ledger(setting).total - ledger(with_rows(setting, 4)).total
+    assert f"frees about {size(freed)}" in lines[0]
+    assert "of the 80 GiB of a device" in lines[-1]
+    assert advice(setting, 20 << 30)[0].startswith("batch.micro_batch_size: 1 ")  # the most that the ledger lets in
+    done = setting_at(replace(plan, shard="full", activation_checkpointing="full"), 0, 1, 4, on_cpu=False)
+    assert [line.split(":")[0] for line in advice(done, 80 << 30)[:-1]] == ["batch.data_parallel", "optimizer.type"]
+
+
+def test_nothing_is_advised_that_fit_refuses(manifest):
+    plan, _ = planned(manifest, *overrides(4))
+    setting = setting_at(replace(plan, model=WIDE), 0, 8, 4, on_cpu=False)
+    assert any(way.key == "parallel.tensor_parallel" for way in ways_out(setting, 80 << 30))
+    assert not any("tensor_parallel" in line for line in advice(setting, 80 << 30))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MemoryError()])
