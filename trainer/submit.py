@@ -25,7 +25,7 @@ from stages.jobs.config import one_file
 from trainer.config import read_plan
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
     from trainer.planned import Plan
 
 PLAN = "plan.yaml"

@@ -33,7 +33,7 @@ from trainer.planning.figures import size
 from trainer.planning.show import table
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 #: Forward passes in a measured step at most.
 PASSES = 4

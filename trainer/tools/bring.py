@@ -29,7 +29,7 @@ from trainer.model import Llama
 from trainer.shape import ModelShape, padded_vocabulary
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 #: Kinds of model whose formulas are those of `trainer.model`; True: with normed query and key heads.
 KINDS = {"llama": False, "mistral": False, "qwen3": True}

@@ -15,7 +15,7 @@ from trainer.planning.show import table
 from trainer.tools.runs import Run, open_run
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 #: Parts of plan.json that say nothing by themselves: reasons, warnings, digests that follow from the rest.
 LEFT_OUT = frozenset({"notes", "problems", "digest", "chain", "stretches", "rows"})

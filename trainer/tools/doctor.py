@@ -21,7 +21,7 @@ from trainer.tools.causes.case import LIKELY, WORDS, Case, Finding
 from trainer.tools.runs import Run, corpora, open_run, plan_of
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 
 def state_of(run: Run, steps: int) -> str:

@@ -32,7 +32,7 @@ from trainer.tools.card import card, provenance
 from trainer.tools.runs import Run, corpora, open_run
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 #: Largest file of weights, bytes; a tensor is never cut.
 FILE_BYTES = 4 << 30

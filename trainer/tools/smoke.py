@@ -39,7 +39,7 @@ from trainer.tools.export import Corpus, export
 from trainer.tools.overfit import Gate, failed, gates
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 #: Steps of the rehearsal: a hundredth of the plan, within these bounds, an even number.
 LEAST, MOST = 20, 2000

@@ -38,7 +38,7 @@ from trainer.tools.doctor import followed
 from trainer.tools.runs import Run, corpora, open_run, plan_of
 
 if TYPE_CHECKING:
-    from trainer.cli import Output
+    from trainer.command import Output
 
 Device = Literal["cpu", "cuda"]
 

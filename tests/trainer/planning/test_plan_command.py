@@ -98,11 +98,11 @@ def test_json_is_the_object_that_fit_runs(corpus):
 def test_fit_stores_what_plan_prints(corpus, tmp_path):
     from tests.trainer.tiny import alone
     from trainer.checkpoint.runfolder import describe_run
-    from trainer.cli import _resolve
+    from trainer.command import plan_of
 
     _, out, _ = run("plan", "--manifest", corpus, "--json")
     printed = json.loads(out.splitlines()[0])
-    plan, _, _ = _resolve(None, [corpus], (), 1)
+    plan, _, _ = plan_of(None, [corpus], (), 1)
     describe_run(tmp_path, plan, alone(), 0)
     stored = json.loads((tmp_path / "plan.json").read_bytes())
     assert stored == {key: value for key, value in printed.items() if key not in ("schema", "kind")}
