@@ -23,7 +23,7 @@ from benchmarks.measure import cpu_seconds
 from pipeline.engine.records import EmitRecord, FileRef, Part, StepRecord
 from pipeline.engine.rounds import Gathered, StepCommon, StepTask
 from pipeline.engine.sealed import ArrowFile
-from pipeline.engine.task import StageUse
+from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from stages.dedup import signature
 from stages.dedup.minhash import MinhashDedup

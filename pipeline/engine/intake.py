@@ -14,7 +14,8 @@ from pipeline.engine.passes import Pass, pass_digest
 from pipeline.engine.plan import Plan
 from pipeline.engine.records import PassRecord
 from pipeline.engine.store import Journal
-from pipeline.engine.task import Encoding, PassTask
+from pipeline.engine.task import PassTask
+from pipeline.engine.uses import Encoding
 from stages.contract.files import sha256_file
 from stages.contract.names import canonical_json, digest
 from stages.document import document_id

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeline.engine.task import TOKENIZE, Encoding, StageUse
+from pipeline.engine.uses import Encoding, StageUse
+from pipeline.engine.writer import TOKENIZE
 from stages.contract.names import canonical_json, digest
 from stages.stage import GlobalStage, RowStage, Stage
 

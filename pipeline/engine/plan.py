@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.corpus import Corpus
 from pipeline.engine.inputs import SourceInputs, cut
 from pipeline.engine.passes import Pass, label_stages, plan_passes
-from pipeline.engine.task import StageUse
+from pipeline.engine.uses import StageUse
 from pipeline.output.against import check_references
 from stages.contract.problem import Problem, SpecError
 from stages.readers import FORMATS, list_files

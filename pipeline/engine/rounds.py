@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipeline.engine.records import EmitRecord, FileRef, Part, StepRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_table, part_batches
-from pipeline.engine.task import StageUse
+from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from stages.contract.files import sha256_file
 from stages.exchange import read_inbox, write_outbox

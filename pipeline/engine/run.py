@@ -40,7 +40,8 @@ from pipeline.engine.rounds import EmitTask, Gathered, StepCommon, StepTask, gat
 from pipeline.engine.state import BoundaryState, BuildResult, BuildState, Outcome, PartState
 from pipeline.engine.store import Store
 from pipeline.engine.tally import check_accounts, check_losses
-from pipeline.engine.task import PassTask, StageUse
+from pipeline.engine.task import PassTask
+from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from pipeline.events import Damaged, Events, Quarantined, RoundsDone, RunDone, RunStarted, Warned
 from pipeline.output.against import adopt

@@ -14,7 +14,8 @@ from pipeline.engine.inputs import SourceInputs
 from pipeline.engine.origin import InputSlice
 from pipeline.engine.records import Excerpt, FactsRecord, FileRef, Part, PassRecord, StageCount
 from pipeline.engine.tally import Tally
-from pipeline.engine.task import EXCERPTS, StageUse
+from pipeline.engine.uses import StageUse
+from pipeline.engine.writer import EXCERPTS
 
 
 @dataclass(frozen=True, slots=True)

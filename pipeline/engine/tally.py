@@ -14,7 +14,7 @@ from pipeline.engine.records import Excerpt, StageCount
 from stages.contract.problem import Problem, RunError
 
 if TYPE_CHECKING:
-    from pipeline.engine.task import StageUse
+    from pipeline.engine.uses import StageUse
 
 
 class Tally:

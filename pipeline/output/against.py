@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipeline.engine.records import AdoptRecord, FileRef, Part, Record
 from pipeline.engine.rounds import dropped_rows
 from pipeline.engine.sealed import ArrowFile, arrow_table
-from pipeline.engine.task import StageUse
+from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from pipeline.output.shards import place
 from stages.contract.files import on_disk, write_atomic

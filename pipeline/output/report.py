@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.records import Excerpt
-from pipeline.engine.task import EXCERPTS
+from pipeline.engine.writer import EXCERPTS
 from pipeline.show import counted, size
 from stages.contract.files import write_atomic
 from stages.contract.manifest import Manifest

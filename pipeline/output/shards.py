@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 from pipeline.engine.records import FileRef, Part, RowsRecord, ShardRecord, TableRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
 from pipeline.engine.state import Outcome
-from pipeline.engine.task import DROPPED, DROPPED_TEXTS
 from pipeline.engine.work import Work
+from pipeline.engine.writer import DROPPED, DROPPED_TEXTS
 from stages.contract.files import on_disk
 from stages.contract.rows import rows_kind
 from stages.contract.shard import Documents, read_index, token_dtype, write_shard

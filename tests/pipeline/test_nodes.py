@@ -134,7 +134,8 @@ class Sized:
 
 def test_a_pass_asks_for_what_its_stages_need(tmp_path: Path) -> None:
     from pipeline.engine.origin import ReadOrigin
-    from pipeline.engine.task import BATCH_COPIES, WORKER_BYTES, PassTask, StageUse
+    from pipeline.engine.task import BATCH_COPIES, WORKER_BYTES, PassTask
+    from pipeline.engine.uses import StageUse
     from stages.readers import ReadSettings
     from tests.pipeline.poison import Heavy
 
