@@ -56,7 +56,7 @@ def main() -> None:
         if language == "eng" and importlib.util.find_spec("spacy") is None:
             print("spaCy is not installed: datatrove's default is not measured")
             continue
-        report.rate("clean chain", ours, "MB/s", _theirs(texts[::part], language), name)
+        report.rate("clean chain" if language != "eng" else "clean chain, spaCy", ours, "MB/s", _theirs(texts[::part], language), name)
     for name in spent:
         report.rate(f"clean {name}", seen[name] / spent[name], "MB/s")
     odd = _batches([text.replace("\n", " \r\n") for text in texts])

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -79,6 +80,7 @@ class Report:
         self, name: str, ours: float, unit: str, peer: float | None = None, peer_name: str | None = None
     ) -> None:
         """A rate of ours beside that of a peer in the same unit, both of this run."""
+        name = self._dotted(name)
         ratio = round(ours / peer, 3) if peer else None
         row = {
             "name": name,
@@ -92,8 +94,15 @@ class Report:
 
     def accuracy(self, name: str, metric: str, value: float, n: int) -> None:
         """Something measured over n cases."""
+        name = self._dotted(name)
         row = {"name": name, "metric": metric, "value": round(value, 6), "n": n}
         self._add(row, f"{name:28} {metric} {value:.4g} (n = {n:,})")
+
+    def _dotted(self, name: str) -> str:
+        """`clean normalize, odd` as `clean.normalize.odd`; the family of the benchmark always comes first."""
+        family = self._name.partition("_")[0].partition("-")[0]
+        dotted = re.sub(r"[,:]? +", ".", name)
+        return dotted if dotted.split(".")[0] == family else f"{family}.{dotted}"
 
     def _add(self, row: dict[str, Any], line: str) -> None:
         self._rows.append(row)

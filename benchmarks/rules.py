@@ -96,7 +96,7 @@ def main() -> None:
     texts = texts[: len(texts) // 8] if options.quick else texts
     rate = _rates(texts)
     data, offsets = text_buffers(texts)
-    ours = rate(lambda: statistics(data, offsets, True, 30, {"en": ENGLISH}), 1)
+    ours = rate(lambda: statistics(data, offsets, "ngrams", 30, {"en": ENGLISH}), 3)
     batch = batch_of(texts.to_pylist())
     chain = rate(lambda: Rules(preset="fineweb", stop_words=ENGLISH).apply(batch), 1)
     some = texts.to_pylist()[:: 8 if options.quick else 20]
@@ -136,7 +136,7 @@ def _same(report: measure.Report, texts: list[str]) -> None:
     chain = filters(core_words())
     batch = batch_of(texts)
     drops = Rules(preset="fineweb", stop_words=ENGLISH).apply(batch).column("drop").to_pylist()
-    numbers, _ = statistics(*text_buffers(batch.column("text")), False, 30, {})
+    numbers, _ = statistics(*text_buffers(batch.column("text")), "words", 30, {})
     unspaced = (numbers["units"] * UNSPACED_FROM > numbers["words"]).tolist()
     for name, wanted in (("scripts with spaces", False), ("scripts without spaces", True)):
         same = [
