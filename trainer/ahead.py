@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -35,22 +35,22 @@ class Ahead(Generic[T]):
         self._make = make
         self._steps = steps
         self._waits = waits
-        self._queue: queue.Queue[T | BaseException] = queue.Queue(max(1, size))
-        self._stop = threading.Event()
+        self._size = max(1, size)
+        self._made: deque[T | BaseException] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
         for _ in self._steps:
             began = time.perf_counter()
-            while not self._stop.is_set():
-                try:
-                    made = self._queue.get(timeout=0.1)
-                    break
-                except queue.Empty:
-                    continue
-            else:
-                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._made or self._closed)
+                if self._closed:
+                    return
+                made = self._made.popleft()
+                self._changed.notify()
             self._waits.waiting += time.perf_counter() - began
             if isinstance(made, BaseException):
                 raise made
@@ -58,7 +58,9 @@ class Ahead(Generic[T]):
 
     def close(self) -> None:
         """Ends the thread and waits for it."""
-        self._stop.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -68,11 +70,11 @@ class Ahead(Generic[T]):
                 made: T | BaseException = self._make(step)
             except BaseException as error:  # the one who waits has to hear of it, whatever it is
                 made = error
-            while not self._stop.is_set():
-                try:
-                    self._queue.put(made, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._stop.is_set() or isinstance(made, BaseException):
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._made) < self._size or self._closed)
+                if self._closed:
+                    return
+                self._made.append(made)
+                self._changed.notify()
+            if isinstance(made, BaseException):
                 return
