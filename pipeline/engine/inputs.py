@@ -22,11 +22,14 @@ BUNDLE_STOP = 64  # on average a bundle closes after so many files
 
 @dataclass(frozen=True, slots=True)
 class InputTask:
-    """One stretch of work at the inputs: a slice of a large file or a bundle of small ones."""
+    """One stretch of work at the inputs: a slice of a large file or a bundle of small ones.
+
+    long  it may be much larger than `TASK_BYTES`, so the task makes several parts
+    """
 
     source: str
     slices: tuple[InputSlice, ...]
-    unsplittable: bool = False
+    long: bool = False
 
     @property
     def name(self) -> str:
@@ -89,9 +92,10 @@ def cut(source: str, files: Sequence[tuple[str, str, int, int]], settings: ReadS
             close()
             format_name = settings.format or guess_format(uri)
             stretches = split_points(path, format_name or "", TASK_BYTES)
+            long = len(stretches) == 1 or format_name in ("warc", "wet")  # those are cut into few pieces
             for start, end in stretches:
                 piece = InputSlice(FileSlice(path=path, uri=uri, start=start, end=end), size, mtime)
-                tasks.append(InputTask(source, (piece,), unsplittable=len(stretches) == 1))
+                tasks.append(InputTask(source, (piece,), long))
             continue
         if sum(s.size for s in bundle) + size > TASK_BYTES:
             close()

@@ -82,7 +82,7 @@ class Reading:
             name=work.name,
             source=source,
             folder=self._folder,
-            origin=ReadOrigin(self._inputs.settings, work.slices, work.unsplittable),
+            origin=ReadOrigin(self._inputs.settings, work.slices, work.long),
             rows=self._rows,
             emits=self._emits,
             encoding=self._encoding,

@@ -35,7 +35,7 @@ class ReadOrigin:
 
     settings: ReadSettings
     slices: tuple[InputSlice, ...]
-    unsplittable: bool = False  # a large file in one piece: the task makes several parts
+    long: bool = False  # much may come of it: the task makes several parts
     lost: list[Lost] = field(default_factory=list)
     _rejects: list[tuple[str, int, str, str]] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -125,7 +125,7 @@ class PartOrigin:
     """A part in the work folder."""
 
     part: Part
-    unsplittable: bool = False
+    long: bool = False
 
     def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
         """Document batches of the part."""
@@ -142,7 +142,7 @@ class PartOrigin:
 
 
 def digest_slice(piece: FileSlice, format_name: str | None) -> str:
-    """SHA-256 of the stored bytes that a slice covers."""
+    """SHA-256 of the stored bytes that a slice is read from."""
     start, end = _stored_range(piece, format_name or guess_format(piece.uri))
     total = hashlib.sha256()
     with open_stored(piece.path) as file:
@@ -158,7 +158,10 @@ def digest_slice(piece: FileSlice, format_name: str | None) -> str:
 
 
 def _stored_range(piece: FileSlice, format_name: str | None) -> tuple[int, int | None]:
-    """The bytes of the file behind a slice. Slices of tables count row groups or batches; for a batch it is all."""
+    """The bytes of the file behind a slice. Slices of tables count row groups or batches; for a batch it is all.
+
+    What is in front of a slice of a web archive says where its records begin, so it belongs to it.
+    """
     if format_name == "parquet" and (piece.start, piece.end) != (0, None):
         import pyarrow.parquet as pq
 
@@ -171,4 +174,4 @@ def _stored_range(piece: FileSlice, format_name: str | None) -> tuple[int, int |
         return (min(starts), max(ends)) if chunks else (0, 0)
     if format_name == "arrow":
         return 0, None
-    return piece.start, piece.end
+    return (0 if format_name in ("warc", "wet") else piece.start), piece.end

@@ -119,6 +119,6 @@ def _list(corpus: Corpus, name: str) -> tuple[SourceInputs, list[Problem]]:
     inputs.unsplittable = [
         (t.slices[0].slice.uri, t.slices[0].size)
         for t in inputs.tasks
-        if t.unsplittable and t.slices[0].size > LARGE
+        if t.long and t.slices[0].slice.end is None and t.slices[0].slice.start == 0 and t.slices[0].size > LARGE
     ]
     return inputs, []

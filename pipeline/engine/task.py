@@ -24,7 +24,7 @@ from pipeline.engine.uses import Encoding, StageUse
 from pipeline.engine.work import Work
 from pipeline.engine.writer import PartWriter, singles, text_size
 
-PART_BYTES = 256 << 20  # of text: an unsplittable file becomes parts of about this size
+PART_BYTES = 256 << 20  # of text: a long stretch becomes parts of about this size
 WORKER_BYTES = 350 << 20  # an interpreter with libraries and compiled kernels
 BATCH_BYTES = 16 << 20  # of text, where a part is read again
 BATCH_COPIES = 8  # of its text that a batch is at most, on its way through the stages
@@ -82,7 +82,7 @@ class PassTask:
                         crumb.write(index, piece)
                         part.add(piece)
                 filled += text_size(batch)
-                if filled >= PART_BYTES and self.origin.unsplittable:
+                if filled >= PART_BYTES and self.origin.long:
                     if part is not None:
                         yield part.seal(more=True)
                     else:

@@ -8,10 +8,11 @@ Formats: ISO 28500 (WARC 1.1); "Arc File Format", Internet Archive 1996.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stages.readers.members import Event, Fault, Seal
+from stages.readers.members import Event, Fault, Place, Seal
 from stages.readers.record import KIB, MIB
 
 _LONGEST_HEAD = 256 * KIB
@@ -35,6 +36,7 @@ class Record(NamedTuple):
     """One record.
 
     offset   where it starts in the decompressed stream
+    place    the stored byte at which the member starts that it starts in; of a plain archive, the offset
     kind     its WARC-Type in lower case; ARC records are `response`, its version block `warcinfo`
     fields   header fields, names in lower case; the first of several with one name
     body     its block; None if it is larger than was asked for
@@ -43,6 +45,7 @@ class Record(NamedTuple):
     """
 
     offset: int
+    place: int
     kind: str
     fields: dict[str, str]
     body: bytes | None
@@ -54,12 +57,14 @@ class Broken(NamedTuple):
     """Bytes that are not a whole record; what follows them can be read."""
 
     offset: int
+    place: int
     detail: str
 
 
 class Unreadable(NamedTuple):
     """The last thing of an archive that does not end well: `(reason, detail)` as in `Damaged`."""
 
+    place: int
     reason: str
     detail: str
 
@@ -97,6 +102,8 @@ class _Reader:
         self._fault: Fault | None = None
         self._over = False  # no more bytes before the next fault, or at all
         self._any = False
+        #: Where in the stream members begin that were read, and where those are stored; the first one holds `_offset`.
+        self._members: deque[tuple[int, Place]] = deque()
 
     def records(self) -> Iterator[Record | Broken | Unreadable]:
         while True:
@@ -105,13 +112,13 @@ class _Reader:
                 break
             fault, self._fault, self._over = self._fault, None, False
             if fault.last:
-                yield Unreadable(fault.reason, fault.detail)
+                yield Unreadable(self._place(), fault.reason, fault.detail)
                 return
             self._forget(len(self._held))
             self._checked = self._offset
         if not self._any:
-            empty = Unreadable("truncated", "the file is empty")
-            yield Unreadable("wrong-format", "the file holds no WARC or ARC record") if self._offset else empty
+            none = ("wrong-format", "the file holds no WARC or ARC record")
+            yield Unreadable(0, *(none if self._offset else ("truncated", "the file is empty")))
 
     def _stretch(self) -> Iterator[Record | Broken | Unreadable]:
         """Records up to a fault or the end. One is kept back until it is known to be good."""
@@ -119,25 +126,27 @@ class _Reader:
         kept_end = 0
         while True:
             self._skip_breaks()
-            start = self._offset
+            start, place = self._offset, self._place()
             if not self._fill(1):
                 break
+            place = self._place()
             head = self._head()
             if head is None:
                 cut = self._over and self._held.startswith(b"WARC/")
                 lost = self._to_next_start()
                 if self._fault is None and cut:
                     yield from () if kept is None else (kept,)
-                    yield Unreadable("truncated", f"the file ends within the head of a record at byte {start:,}")
+                    why = f"the file ends within the head of a record at byte {start:,}"
+                    yield Unreadable(place, "truncated", why)
                     return
                 if self._fault is None and (self._any or self._held):
-                    yield Broken(start, f"{lost:,} bytes that are no record")
+                    yield Broken(start, place, f"{lost:,} bytes that are no record")
                 continue
             if kept is not None:
                 yield kept
             self._any = True
             self._forget(head.size)
-            kept, fate = self._body(start, head)
+            kept, fate = self._body(start, place, head)
             kept_end = self._offset
             if fate is not None:
                 yield fate
@@ -147,19 +156,20 @@ class _Reader:
             yield kept
             kept = None
         if self._fault is not None and not self._fault.last:
-            yield Broken(start if kept is None else kept.offset, self._fault.detail)
+            at = (start, place) if kept is None else (kept.offset, kept.place)
+            yield Broken(*at, self._fault.detail)
 
     def _good(self, end: int) -> bool:
         return self._fault is None or end <= self._checked
 
-    def _body(self, start: int, head: _Head) -> tuple[Record | None, Broken | Unreadable | None]:
+    def _body(self, start: int, place: int, head: _Head) -> tuple[Record | None, Broken | Unreadable | None]:
         """`(record, what is wrong)` of the record whose head was just passed; both None if a fault cut it."""
         length = head.length
         if length is not None and length > self._longest:
             passed = self._discard(length)
             if passed < length:
-                return None, self._short(start, length, passed)
-            return Record(start, head.kind, head.fields, None, length, False), None
+                return None, self._short(start, place, length, passed)
+            return Record(start, place, head.kind, head.fields, None, length, False), None
         repaired = length is None or not self._followed(length)
         if repaired:
             end = self._next_start()
@@ -169,7 +179,7 @@ class _Reader:
                 end = len(self._held)
             elif end is None:
                 passed = self._discard(len(self._held))
-                return None, self._short(start, length, passed)
+                return None, self._short(start, place, length, passed)
             length = end
         assert length is not None
         body = bytes(memoryview(self._held)[:length])
@@ -177,16 +187,17 @@ class _Reader:
             body = _CLOSING.sub(b"", body)
         self._forget(length)
         if not head.kind:
-            return None, Broken(start, "the record has no WARC-Type")
-        return Record(start, head.kind, head.fields, body, len(body), repaired), None
+            return None, Broken(start, place, "the record has no WARC-Type")
+        return Record(start, place, head.kind, head.fields, body, len(body), repaired), None
 
-    def _short(self, start: int, length: int | None, passed: int) -> Broken | Unreadable | None:
+    def _short(self, start: int, place: int, length: int | None, passed: int) -> Broken | Unreadable | None:
         """What is wrong with a record of which only `passed` bytes were found."""
         if self._fault is not None:
             return None  # said where the fault is
         if length is None:
-            return Broken(start, f"the record states no length, and none follows within {passed:,} bytes")
-        return Unreadable("truncated", f"the record at byte {start:,} states {length:,} bytes; {passed:,} follow")
+            return Broken(start, place, f"the record states no length, and none follows within {passed:,} bytes")
+        why = f"the record at byte {start:,} states {length:,} bytes; {passed:,} follow"
+        return Unreadable(place, "truncated", why)
 
     def _followed(self, length: int) -> bool:
         """Whether what stands behind the block is what may: breaks and a record, or the end."""
@@ -243,6 +254,15 @@ class _Reader:
             passed += step
         return passed
 
+    def _place(self) -> int:
+        """The place, as in `Record`, of what the window starts with."""
+        while len(self._members) > 1 and self._members[1][0] <= self._offset:
+            self._members.popleft()
+        if not self._members:
+            return 0
+        begin, member = self._members[0]
+        return member.stored + (self._offset - begin if member.plain else 0)
+
     def _forget(self, number: int) -> None:
         del self._held[:number]
         self._offset += number
@@ -257,6 +277,8 @@ class _Reader:
                 self._fault, self._over = event, True
             elif event is Seal.GOOD:
                 self._checked = self._offset + len(self._held)
+            elif isinstance(event, Place):
+                self._members.append((self._offset + len(self._held), event))
             else:
                 assert isinstance(event, bytes)
                 self._held += event

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from stages.readers.guess import compression_of, is_url
-from stages.readers.record import DamagedStream
+from stages.readers.members import has_members
+from stages.readers.record import MIB, DamagedStream
 from stages.readers.streams import frames_of, open_stored, stored_size
 
 Ranges = list[tuple[int, int | None]]
 WHOLE: Ranges = [(0, None)]
+#: A web archive is cut into few large pieces, because each reader goes over what is in front of its own (`warc.py`).
+_ARCHIVE_PIECES, _ARCHIVE_PIECE = 4, 4
+#: An archive counts as one of many members if so many end within so many bytes.
+_MEMBERS, _MEMBERS_WITHIN = 3, 64 * MIB
 
 
 def split_points(path: str, format: str, target_bytes: int) -> Ranges:
@@ -21,6 +26,8 @@ def split_points(path: str, format: str, target_bytes: int) -> Ranges:
         if compression is None:
             return _bytes(stored_size(path), target_bytes)
         return _frames(path, target_bytes) if compression == "zstd" else WHOLE
+    if format in ("warc", "wet"):
+        return _members(path, target_bytes)
     try:
         if format == "parquet":
             return _row_groups(path, target_bytes)
@@ -32,8 +39,19 @@ def split_points(path: str, format: str, target_bytes: int) -> Ranges:
 
 
 def _bytes(size: int, target: int) -> Ranges:
-    parts = max(round(size / target), 1)
+    return _even(size, max(round(size / target), 1))
+
+
+def _even(size: int, parts: int) -> Ranges:
     return _ranges([size * part // parts for part in range(parts)])
+
+
+def _members(path: str, target: int) -> Ranges:
+    """At most `_ARCHIVE_PIECES` stretches of stored bytes, of `_ARCHIVE_PIECE` times the target or more."""
+    pieces = min(stored_size(path) // (_ARCHIVE_PIECE * target), _ARCHIVE_PIECES)
+    if pieces < 2 or not has_members(path, _MEMBERS, _MEMBERS_WITHIN):
+        return WHOLE
+    return _even(stored_size(path), pieces)
 
 
 def _frames(path: str, target: int) -> Ranges:

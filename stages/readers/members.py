@@ -47,7 +47,14 @@ class Fault(NamedTuple):
     last: bool
 
 
-Event = bytes | Seal | Fault
+class Place(NamedTuple):
+    """Where the bytes that follow are stored: a member starts at byte `stored`; where `plain`, they stand there as they are."""
+
+    stored: int
+    plain: bool
+
+
+Event = bytes | Seal | Fault | Place
 #: Whether decompressed bytes start with a record; told from the first bytes of a member.
 StartsRecord = Callable[[bytes], bool]
 
@@ -67,12 +74,32 @@ def archive_events(path: str, starts_record: StartsRecord) -> Iterator[Event]:
         elif head.startswith(_NAMED):
             yield from _once(path)
         else:
+            yield Place(0, True)
             while block := file.read(MIB):
                 yield block
                 yield Seal.GOOD
 
 
+def has_members(path: str, members: int, limit: int) -> bool:
+    """Whether so many members of a compressed archive end within `limit` decompressed bytes, all well. True of a plain one."""
+    passed = size = 0
+    for event in archive_events(path, lambda _: False):
+        if isinstance(event, Place):
+            if event.plain or passed == members:
+                return True
+        elif isinstance(event, Fault):
+            return False
+        elif isinstance(event, bytes):
+            size += len(event)
+            if size > limit:
+                return False
+        else:
+            passed += 1
+    return False
+
+
 def _once(path: str) -> Iterator[Event]:
+    yield Place(0, False)
     try:
         for block in blocks(path):
             yield block
@@ -107,6 +134,7 @@ def _members(
             if not data:
                 return
         start = end - len(data)
+        yield Place(start, False)
         decoder = decoder_of()
         try:
             while True:

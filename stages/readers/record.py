@@ -42,8 +42,8 @@ class FileSlice:
     path   absolute path, or any address fsspec understands; how the file is opened
     uri    the file's name relative to its source; part of every document's identity
     start, end   half-open range; end None = to the end of the file. Bytes of the stored file for plain
-                 lines and for zstd (there both stand where a frame starts), numbers of row groups for
-                 Parquet, numbers of record batches for Arrow.
+                 lines, for web archives and for zstd lines (there both stand where a frame starts), numbers
+                 of row groups for Parquet, numbers of record batches for Arrow.
     """
 
     path: str

@@ -3,6 +3,10 @@
 `record` of a document is where its record starts in the decompressed stream, so the same archive gives the same
 documents as gzip, as zstd and plain. Requests, metadata, revisits … are no documents; they are counted. A damaged
 record is a reject and the rest of the file is read; a file that ends too early is `Damaged`.
+
+A slice owns the records that begin in a member whose first stored byte lies in its range (of a plain archive: whose own
+first byte does). Archives hold archives, so nothing but the records before it tells for certain where a record begins:
+each slice goes over all that is in front of it, as fast as that can be unpacked, and looks into its own records only.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from stages.readers.batches import Pending, Row
 from stages.readers.fields import Counters, count
 from stages.readers.html import kind_of, page_row
 from stages.readers.http import decoded_body, parse_response
-from stages.readers.members import Event, archive_events
+from stages.readers.members import Event, Place, archive_events
 from stages.readers.record import Damaged, FileSlice, ReadSettings, Reject, Unfit
 
 #: Records that hold a page or a text; all others are only counted.
@@ -35,10 +39,14 @@ def read_warc(
     (`sequences-replaced`). With `on_damaged: stop` the first damaged record ends the file.
     """
     pending = Pending(where, settings, web=True)
-    events = _counted(archive_events(where.path, starts_record), counters)
+    events = _counted(archive_events(where.path, starts_record), where, counters)
     for item in records(events, settings.max_document):
+        if item.place < where.start:
+            continue
+        if where.end is not None and item.place >= where.end:
+            break
         if isinstance(item, Broken) and settings.on_damaged == "stop":
-            item = Unreadable("corrupt", item.detail)
+            item = Unreadable(item.place, "corrupt", item.detail)
         if isinstance(item, Unreadable):
             yield from pending.rest()
             yield Damaged(where.uri, item.reason, item.detail, pending.taken)
@@ -61,10 +69,20 @@ def read_warc(
     yield from pending.rest()
 
 
-def _counted(events: Iterator[Event], counters: Counters) -> Iterator[Event]:
+def _counted(events: Iterator[Event], where: FileSlice, counters: Counters) -> Iterator[Event]:
+    """The same events; the decompressed bytes of members of the slice are counted."""
+    place, plain = 0, False
     for event in events:
-        if isinstance(event, bytes):
-            count(counters, "bytes", len(event))
+        if isinstance(event, Place):
+            place, plain = event.stored, event.plain
+        elif isinstance(event, bytes):
+            first = max(where.start - place, 0)
+            last = len(event) if where.end is None else min(where.end - place, len(event))
+            if plain:
+                count(counters, "bytes", max(last - first, 0))
+                place += len(event)
+            elif first == 0 and (where.end is None or place < where.end):
+                count(counters, "bytes", len(event))
         yield event
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from stages.readers import split_points
 from stages.readers.streams import frames_of
+from tests.stages.readers.archives import http, record
 from tests.stages.readers.reading import Outcome, read
 
 LINE = st.one_of(
@@ -45,6 +46,7 @@ def whole_and_parts(path: Path, cuts: list[int], **how) -> tuple[Outcome, Outcom
         part = read(path, start, end, **how)
         parts.batches += part.batches
         parts.rejects += part.rejects
+        parts.damaged = parts.damaged or part.damaged
         for name, number in part.counters.items():
             parts.counters[name] = parts.counters.get(name, 0) + number
     return read(path, **how), parts
@@ -57,6 +59,8 @@ def assert_equal(whole: Outcome, parts: Outcome) -> None:
         reject._replace(line_hint=None) for reject in whole.rejects
     ]
     assert parts.counters == whole.counters
+    told = [outcome.damaged and (outcome.damaged.reason, outcome.damaged.detail) for outcome in (whole, parts)]
+    assert told[0] == told[1]
 
 
 @settings(deadline=None, max_examples=150)
@@ -128,6 +132,74 @@ def test_a_range_that_no_cut_gives_is_refused(tmp_path):
     for path, start, end in ((zst, 5, None), (zst, 0, 5), (gz, 5, None)):
         with pytest.raises(ValueError, match=r"slices|frame"):
             read(path, start, end)
+
+
+def pages(number: int, size: int = 40) -> list[bytes]:
+    """Records of an archive; every fifth is a request, every seventh holds an archive itself."""
+    made = []
+    for n in range(number):
+        body = http(f"<p>page {n} {'word ' * (n * 7 % size)}</p>")
+        if n % 7 == 6:
+            body = http(b"<pre>\r\n" + record(body) * 2 + b"</pre>")
+        made.append(record(body, "request" if n % 5 == 4 else "response", length=99 if n % 11 == 10 else None))
+    return made
+
+
+def stored_members(suffix: str, members: list[bytes]) -> list[bytes]:
+    if suffix == ".gz":
+        return [gzip.compress(member, n % 3 * 3, mtime=0) for n, member in enumerate(members)]
+    return list(map(zstandard.compress, members)) if suffix == ".zst" else members
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), suffix=st.sampled_from(["", ".gz", ".zst"]))
+def test_web_archives(data, suffix):
+    """Records and members need not begin together, and members may be damaged."""
+    content = b"".join(pages(24))
+    inner = data.draw(st.lists(st.integers(0, len(content)), max_size=5))
+    by_record = data.draw(st.booleans())
+    edges = [sum(map(len, pages(24)[:n])) for n in range(25)] if by_record else []
+    edges = sorted({0, len(content), *(edges or inner)})
+    stored = bytearray(b"".join(stored_members(suffix, [content[a:b] for a, b in zip(edges, edges[1:], strict=False)])))
+    for place in data.draw(st.lists(st.integers(10, len(stored) - 1), max_size=2)):
+        stored[place] ^= 0x10
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stored) + 3), max_size=4)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a.warc{suffix}")
+        path.write_bytes(stored)
+        assert_equal(*whole_and_parts(path, cuts))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_large_web_archives_are_cut_into_few_pieces(tmp_path, suffix):
+    path = tmp_path / f"a.warc{suffix}"
+    path.write_bytes(b"".join(stored_members(suffix, pages(600))))
+    size = path.stat().st_size
+    assert split_points(str(path), "warc", size // 8 + 1) == [(0, None)]
+    assert split_points(str(path), "warc", size // 8) == [(0, size // 2), (size // 2, None)]
+    ranges = split_points(str(path), "warc", 10)
+    assert [start for start, _ in ranges] == [0, size // 4, size // 2, size * 3 // 4]
+    whole, parts = whole_and_parts(path, [start for start, _ in ranges[1:]])
+    assert_equal(whole, parts)
+    assert len(whole.texts) > 400
+    for start, end in ranges:
+        assert 60 < len(read(path, start, end).texts) < 240
+
+
+def test_real_and_broken_archives_in_pieces(shared):
+    paths = sorted(path for path in (shared / "data" / "web").rglob("*arc*") if path.is_file())
+    paths = [path for path in paths if path.name.endswith((".gz", ".zst", "arc"))]
+    assert len(paths) > 20
+    for path in paths:
+        size = path.stat().st_size
+        assert_equal(*whole_and_parts(path, [size // 3, size // 2, size - size // 9], format="warc"))
+
+
+def test_an_archive_in_one_member_is_not_cut(tmp_path):
+    path = tmp_path / "a.warc.gz"
+    for content in (gzip.compress(b"".join(pages(600))), b"", b"\x1f\x8b\x08" * 50, b"BZh" * 50):
+        path.write_bytes(content)
+        assert split_points(str(path), "warc", 10) == [(0, None)]
 
 
 def test_importing_the_readers_costs_nothing():
