@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,7 @@ def test_web_archives(data, suffix):
     by_record = data.draw(st.booleans())
     edges = [sum(map(len, pages(24)[:n])) for n in range(25)] if by_record else []
     edges = sorted({0, len(content), *(edges or inner)})
-    stored = bytearray(b"".join(stored_members(suffix, [content[a:b] for a, b in zip(edges, edges[1:], strict=False)])))
+    stored = bytearray(b"".join(stored_members(suffix, [content[a:b] for a, b in itertools.pairwise(edges)])))
     for place in data.draw(st.lists(st.integers(10, len(stored) - 1), max_size=2)):
         stored[place] ^= 0x10
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stored) + 3), max_size=4)))
