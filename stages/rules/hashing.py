@@ -5,59 +5,62 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stages.text.kernels import mix
-from stages.text.vectors import load8
+from stages.text.vectors import fold_product, load8
 
 SEED = np.uint64(0x13198A2E03707344)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+_SECRET_1, _SECRET_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xA0761D6478BD642F)
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
-_8, _29, _64 = np.uint64(8), np.uint64(29), np.uint64(64)
+_8, _64 = np.uint64(8), np.uint64(64)
 _LOW, _HIGH = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF00000000)
 
 
 @njit(inline="always")
-def absorb(state, block):
-    """The hash state with 64 more bits in it: a bijection of either, if the other is fixed."""
-    state = (state ^ np.uint64(block)) * _STEP
-    return state ^ (state >> _29)
+def absorb(state, one, other):
+    """The hash state with 128 more bits in it (Wang Yi, 2020: wyhash)."""
+    return fold_product(state ^ np.uint64(one), np.uint64(other) ^ _SECRET_1)
 
 
 @njit(inline="always")
-def first_bytes(data, i, count):
-    """data[i:i + count] as a little-endian number, for 1 to 8 bytes."""
-    if i + 8 <= len(data):
-        return load8(data, i) & (_ONES >> (_64 - _8 * np.uint64(count)))
-    block = np.uint64(0)
-    for k in range(count):
-        block |= np.uint64(data[i + k]) << (_8 * np.uint64(k))
-    return block
+def close(state, size):
+    """The hash of what was absorbed, of that many bytes."""
+    return fold_product(state ^ _SECRET_2, np.uint64(size) ^ _SECRET_1)
+
+
+@njit(inline="always")
+def short_hash(data, i, size):
+    """`hash_bytes` of 1 to 15 bytes; 16 must be readable at byte i."""
+    one = load8(data, i) & (_ONES >> (_64 - _8 * np.uint64(min(size, 8))))
+    other = load8(data, i + 8) & ~(_ONES << (_8 * np.uint64(max(size - 8, 0))))
+    return close(absorb(SEED, one, other), size)
 
 
 @njit(cache=True, nogil=True)
 def hash_bytes(data, i, end):
-    """uint64 hash of data[i:end]."""
-    state = absorb(SEED, end - i)
-    while end - i > 8:
-        state = absorb(state, load8(data, i))
-        i += 8
-    if end > i:
-        state = absorb(state, first_bytes(data, i, end - i))
-    return mix(state)
+    """uint64 hash of data[i:end]; 16 bytes must be readable at byte `end`."""
+    size = end - i
+    state = SEED
+    while end - i > 15:
+        state = absorb(state, load8(data, i), load8(data, i + 8))
+        i += 16
+    left = end - i
+    one = load8(data, i) & (_ONES >> (_64 - _8 * np.uint64(min(left, 8)))) if left else np.uint64(0)
+    other = load8(data, i + 8) & ~(_ONES << (_8 * np.uint64(max(left - 8, 0))))
+    return close(absorb(state, one, other), size)
 
 
 def hash_text(text: str) -> int:
     """The same of the UTF-8 of a text."""
-    content, mask = text.encode(), 2**64 - 1
+
+    def fold(a: int, b: int) -> int:
+        return (a * b >> 64) ^ (a * b & 2**64 - 1)
+
+    content = text.encode()
+    whole = len(content) // 16 * 16
     state = int(SEED)
-    for block in (
-        len(content),
-        *(int.from_bytes(content[i : i + 8], "little") for i in range(0, len(content), 8)),
-    ):
-        state = (state ^ block) * int(_STEP) & mask
-        state ^= state >> 29
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        state = (state ^ state >> 33) * factor & mask
-    return state ^ state >> 33
+    for i in range(0, whole + 1, 16):
+        one, other = (int.from_bytes(content[k : k + 8], "little") for k in (i, i + 8))
+        state = fold(state ^ one, other ^ int(_SECRET_1))
+    return fold(state ^ int(_SECRET_2), len(content) ^ int(_SECRET_1))
 
 
 @njit(cache=True, nogil=True)

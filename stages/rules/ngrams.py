@@ -21,7 +21,7 @@ from stages.rules.columns import (
     UNITS_PER_WORD,
     WORDS,
 )
-from stages.rules.hashing import SEED, absorb, add, clear, hash_bytes
+from stages.rules.hashing import SEED, absorb, add, clear, close, hash_bytes, short_hash
 from stages.text.kernels import (
     ALPHA,
     CLASS,
@@ -34,17 +34,18 @@ from stages.text.kernels import (
     UNIT,
     UNIT_TOKEN,
     decode,
-    mix,
     next_token,
 )
 from stages.text.memory import copy_bytes, prefetch
-from stages.text.vectors import OVERREAD, load8, lowest, masks
+from stages.text.vectors import bits, highest, load8, lowest, masks
 
 _TOP_FIRST, _TOP_COUNT = TOP_SIZES[0], len(TOP_SIZES)
 _REPEATED_FIRST, _REPEATED_COUNT = REPEATED_SIZES[0], len(REPEATED_SIZES)
 _LOOK = 16
 #: Hashes that are made before the first of them is looked up: their places in the set are fetched meanwhile.
 _BLOCK = 32
+#: An n-gram is hashed as a polynomial in this, with the hashes of its words as coefficients.
+_BASE = np.uint64(0xD1342543DE82EF95)
 _ONE, _8, _64 = np.uint64(1), np.uint64(8), np.uint64(64)
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -54,7 +55,7 @@ def new_scratch():
     """Arrays that grow with the longest text: see `read_words`."""
     size = 1024
     return (
-        np.empty(size, np.uint64), np.empty(size + 1, np.int64), np.empty(size + 1, np.int64), np.empty(8 * size, np.uint8),
+        np.empty(size, np.uint64), np.empty(size + 1, np.int64), np.empty(8 * size, np.uint8),
     )  # fmt: skip
 
 
@@ -80,6 +81,15 @@ def _look_at(data, i, end, classes):
 
 
 @njit(inline="always")
+def _characters(letters, start, stop):
+    """Characters in the UTF-8 letters[start:stop]."""
+    count = 0
+    for byte in letters[start:stop]:
+        count += byte & 0xC0 != 0x80
+    return count
+
+
+@njit(inline="always")
 def _note_stop_word(word, hashes, seen, number):
     """Marks a word in `seen` with the number of the text, if it is in the hash table of stop words."""
     slot = np.int64(word & np.uint64(len(hashes) - 1))
@@ -102,20 +112,21 @@ def collect_stop_words(stop_words, seen, number, masks_L):
 
 @njit(inline="always")
 def _take(data, start, stop, letters, at):
-    """Puts a word behind the letters before it, which end at `at`, and returns its hash. 8 bytes behind it can be read."""
+    """Puts a word behind the letters before it, which end at `at`, and returns its hash. 16 bytes behind it can be read."""
     size = stop - start
-    if size <= 8:
-        copy_bytes(letters, at, data, start, 8)
-        return mix(absorb(absorb(SEED, size), load8(data, start) & (_ONES >> (_64 - _8 * np.uint64(size)))))
+    if size < 16:
+        copy_bytes(letters, at, data, start, 16)
+        return short_hash(data, start, size)
     copy_bytes(letters, at, data, start, size)
-    return hash_bytes(letters, at, at + size)
+    return hash_bytes(data, start, stop)
 
 
 @njit(inline="always")
 def _block(data, i, end):
-    """`(bits of words, of letters, of what may join two pieces of a word, length, whether the text ends here)`.
+    """`(first bits of words, bits of words, bits of letters, length)` of the ASCII bytes from byte i on, 64 at most.
 
-    The bits are those of the 64 bytes at byte i; they count as far as `length`, up to the first that is not ASCII.
+    Only as many count as `length` says: up to the first byte that is not ASCII, or up to a word that may go on behind
+    the block. It begins the next block, or is read alone where `length` is 0.
     """
     letters, digits, apostrophes, points, high = masks(data, i)
     length = min(end - i, np.int64(64))
@@ -124,7 +135,26 @@ def _block(data, i, end):
     word = letters | digits
     word |= apostrophes & (word << _ONE) & (letters >> _ONE) | points & (digits << _ONE) & (digits >> _ONE)
     known = lowest(high)
-    return word, letters, apostrophes | points, min(length, known), known >= length and length == end - i
+    is_last = known >= length and length == end - i
+    length = min(length, known)
+    below = _ONES >> (_64 - np.uint64(length))
+    starts = word & ~(word << _ONE) & below
+    if not is_last and starts:
+        first = highest(starts)
+        stop = first + lowest(~(word >> np.uint64(first)))
+        if stop >= length or (stop + 1 == length and (apostrophes | points) >> np.uint64(stop) & _ONE):
+            length = first
+            below = (_ONE << np.uint64(length)) - _ONE
+            starts &= below
+    return starts, word & below, letters & below, length
+
+
+@njit(inline="always")
+def _without_letters(starts, word, letters):
+    """How many of the words hold no letter: a one that is added to the first bit of such a word is carried out of it."""
+    others = word & ~letters
+    carried = others + (starts & others)
+    return bits(carried & ~word) + (carried < others)
 
 
 @njit(inline="always")
@@ -167,22 +197,12 @@ def count_words(data, start, end, classes, out):
     count = units = 0
     i = start
     while i < end:
-        length = np.int64(0)
-        if data[i] < 0x80 and i + OVERREAD <= len(data):
-            word, _, joints, length, is_last = _block(data, i, end)
-            starts = word & ~(word << _ONE) & (_ONES >> (_64 - np.uint64(length)))
-            while starts:
-                first = lowest(starts)
-                starts &= starts - _ONE
-                if not is_last and not starts:  # the last one of the block may go on behind it
-                    stop = first + lowest(~(word >> np.uint64(first)))
-                    if stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE):
-                        length = first
-                        break
-                count += 1
+        if data[i] < 0x80:
+            starts, _, _, length = _block(data, i, end)
+            count += bits(starts)
             i += length
-        if length:
-            continue
+            if length:
+                continue
         value = _alone(data, i, end, classes)
         if value >= 0:
             count += value & CLASS == UNIT
@@ -203,57 +223,49 @@ def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, ou
 
     words    hash of each word; case counts
     places   where each word begins in `letters`; the end behind the last
-    ends     characters before each word
     letters  the UTF-8 of all words, end to end
-    `seen` gets the number at the slots of the stop words that stand in the text.
+    `seen` gets the number at the slots of the stop words that stand in the text, behind which `OVERREAD` bytes can be read.
     """
-    words, places, ends, letters = scratch
+    words, places, letters = scratch
     count = units = plain_words = plain_characters = alphabetic = 0
     at = np.int64(0)
-    places[0] = ends[0] = 0
+    places[0] = 0
     i = start
     while i < end:
         if count + 64 >= len(words):
-            words, places, ends = _longer(words, count), _longer(places, count + 1), _longer(ends, count + 1)
-        length = np.int64(0)
-        if data[i] < 0x80 and i + OVERREAD <= len(data):
+            words, places = _longer(words, count), _longer(places, count + 1)
+        if data[i] < 0x80:
             while at + 128 > len(letters):
                 letters = _longer(letters, at)
-            word, alphas, joints, length, is_last = _block(data, i, end)
-            starts = word & ~(word << _ONE) & (_ONES >> (_64 - np.uint64(length)))
+            starts, word, alphas, length = _block(data, i, end)
+            found = bits(starts)
+            plain_words += found
+            plain_characters += bits(word)
+            alphabetic += found - _without_letters(starts, word, alphas)
             while starts:
                 first = lowest(starts)
                 stop = first + lowest(~(word >> np.uint64(first)))
-                if not is_last and (
-                    stop >= length or (stop + 1 == length and joints >> np.uint64(stop) & _ONE)
-                ):
-                    length = first  # it goes on, or may: it begins the next block, or is read alone
-                    break
-                size = stop - first
                 words[count] = _take(data, i + first, i + stop, letters, at)
                 _note_stop_word(words[count], stop_hashes, seen, number)
-                at += size
+                at += stop - first
                 count += 1
-                places[count], ends[count] = at, ends[count - 1] + size
-                plain_words += 1
-                plain_characters += size
-                alphabetic += alphas >> np.uint64(first) & (_ONES >> (_64 - np.uint64(size))) != 0
+                places[count] = at
                 starts &= starts - _ONE
             i += length
-        if length:
-            continue
+            if length:
+                continue
         value = _alone(data, i, end, classes)
         if value >= 0:  # a character that is a unit, or no part of any word: most of Chinese and Japanese
             if value & CLASS == UNIT:
                 while at + 3 + _LOOK > len(letters):
                     letters = _longer(letters, at)
                 letters[at], letters[at + 1], letters[at + 2] = data[i], data[i + 1], data[i + 2]
-                words[count] = mix(absorb(absorb(SEED, 3), _three_bytes(data, i)))
+                words[count] = close(absorb(SEED, _three_bytes(data, i), 0), 3)
                 _note_stop_word(words[count], stop_hashes, seen, number)
                 plain = value & PUNCT == 0
                 at += 3
                 count += 1
-                places[count], ends[count] = at, ends[count - 1] + 1
+                places[count] = at
                 units += 1
                 plain_words += plain
                 plain_characters += plain
@@ -268,66 +280,71 @@ def read_words(data, start, end, classes, scratch, stop_hashes, seen, number, ou
         while at + i - first + _LOOK > len(letters):
             letters = _longer(letters, at)
         copy_bytes(letters, at, data, first, i - first)
-        words[count] = hash_bytes(letters, at, at + i - first)
+        words[count] = hash_bytes(data, first, i)
         _note_stop_word(words[count], stop_hashes, seen, number)
         characters, letter, plain = _look_at(data, first, i, classes)
         at += i - first
         count += 1
-        places[count], ends[count] = at, ends[count - 1] + characters
+        places[count] = at
         units += kind == UNIT_TOKEN
         plain_words += plain
         plain_characters += characters if plain else 0
         alphabetic += letter
     out[WORDS], out[PLAIN], out[PLAIN_CHARACTERS] = count, plain_words, plain_characters
     out[ALPHABETIC], out[UNITS] = alphabetic, units
-    return words, places, ends, letters
+    return words, places, letters
 
 
 @njit(cache=True, nogil=True)
-def _top_ngram(words, ends, count, n, step, spaced, repeats, ids, times, table, keys):
+def _list_pairs(last, step, repeats, places):
+    """Words up to `last` at which, and `step` words behind which, something repeats: into places; returns how many."""
+    used = 0
+    for i in range(last):
+        places[used] = i
+        repeats[i] &= repeats[i + step]
+        used += repeats[i]
+    return used
+
+
+@njit(cache=True, nogil=True)
+def _top_ngram(scratch, count, n, step, spaced, repeats, candidates, firsts, times, table, keys):
     """Characters that the most frequent n-gram takes (the first of them, if several), joined by spaces where spaced.
 
     repeats  uint8: which (n - step)-grams stand more than once, all of them where step is 0; then, which n-grams do.
              An n-gram can only if the shorter ones at its beginning and end do.
     """
+    words, places, letters = scratch
     last = count - n + 1
     if last <= 0:
         return 0
-    candidates = last
-    if step:
-        candidates = 0
-        for i in range(last):
-            repeats[i] &= repeats[i + step]
-            candidates += repeats[i]
-    mask = clear(table, candidates)
+    among = _list_pairs(last, step, repeats, candidates) if step else last
+    mask = clear(table, among)
     used = 0
+    best, at = 1, 0
     block = np.empty(_BLOCK, np.uint64)
-    for start in range(0, last, _BLOCK):
-        stop = min(start + _BLOCK, last)
-        for i in range(start, stop):
-            if not step or repeats[i]:
-                state = SEED
-                for j in range(n):
-                    state = absorb(state, words[i + j])
-                block[i - start] = mix(state)
-                prefetch(table, np.int64(block[i - start] & np.uint64(mask)))
-        for i in range(start, stop):
-            if step and not repeats[i]:
-                continue
-            number, there = add(table, keys, mask, used, block[i - start])
+    for start in range(0, among, _BLOCK):
+        stop = min(start + _BLOCK, among)
+        for k in range(start, stop):
+            i = np.int64(candidates[k]) if step else k
+            gram = words[i]
+            for j in range(1, n):
+                gram = gram * _BASE + words[i + j]
+            block[k - start] = gram
+            prefetch(table, np.int64(gram & np.uint64(mask)))
+        for k in range(start, stop):
+            i = np.int64(candidates[k]) if step else k
+            number, there = add(table, keys, mask, used, block[k - start])
+            repeats[i] = there
             if there:
                 times[number] += 1
+                repeats[firsts[number]] = 1
             else:
-                times[used] = 1
+                times[used], firsts[used] = 1, i
                 used += 1
-            ids[i] = number
-    best, at = 1, 0
-    for i in range(last):
-        if not step or repeats[i]:
-            repeats[i] = times[ids[i]] > 1
-            if times[ids[i]] > best:
-                best, at = times[ids[i]], i
-    return best * (ends[at + n] - ends[at] + (n - 1) * spaced)
+    for number in range(used):
+        if times[number] > best:
+            best, at = times[number], np.int64(firsts[number])
+    return best * (_characters(letters, places[at], places[at + n]) + (n - 1) * spaced)
 
 
 @njit(cache=True, nogil=True)
@@ -340,8 +357,7 @@ def _find_repeats(letters, places, count, repeats, firsts, table, keys):
     for start in range(0, count, _BLOCK):
         stop = min(start + _BLOCK, count)
         for i in range(start, stop):  # 16 bytes can always be read: see `read_words`
-            place = places[i]
-            block[i - start] = mix(absorb(absorb(SEED, load8(letters, place)), load8(letters, place + 8)))
+            block[i - start] = absorb(SEED, load8(letters, places[i]), load8(letters, places[i] + 8))
             prefetch(table, np.int64(block[i - start] & np.uint64(mask)))
         for i in range(start, stop):
             if places[i] + _LOOK > end:
@@ -368,7 +384,7 @@ def _list_candidates(places, count, n, repeats, candidates):
 
 
 @njit(cache=True, nogil=True)
-def _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table, keys):
+def _repeated_ngrams(letters, places, count, n, repeats, candidates, table, keys):
     """Characters in n-grams that were there before, none overlapping another; n-grams are equal if their letters are."""
     if len(candidates) < 2:
         return 0
@@ -382,7 +398,7 @@ def _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table
             continue
         _, there = add(table, keys, mask, used, hash_bytes(letters, places[i], places[i + n]))
         if there:
-            characters += ends[i + n] - ends[i]
+            characters += _characters(letters, places[i], places[i + n])
             free = i + n
         else:
             used += 1
@@ -390,15 +406,15 @@ def _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table
 
 
 @njit(cache=True, nogil=True)
-def measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, out):
+def measure_ngrams(scratch, count, unspaced, repeats, ids, firsts, times, table, keys, out):
     """The statistics of n-grams. The arrays have `count` places, the table `room_for` them."""
-    words, places, ends, letters = scratch
+    _, places, letters = scratch
     factor = UNITS_PER_WORD if unspaced else 1
     for k in range(_TOP_COUNT):
         n, step = factor * (_TOP_FIRST + k), factor if k else 0
-        out[TOP + k] = _top_ngram(words, ends, count, n, step, not unspaced, repeats, ids, times, table, keys)
-    _find_repeats(letters, places, count, repeats, ids, table, keys)
-    candidates = times[: _list_candidates(places, count, factor * _REPEATED_FIRST, repeats, times)]
+        out[TOP + k] = _top_ngram(scratch, count, n, step, not unspaced, repeats, ids, firsts, times, table, keys)
+    _find_repeats(letters, places, count, repeats, firsts, table, keys)
+    candidates = ids[: _list_candidates(places, count, factor * _REPEATED_FIRST, repeats, ids)]
     for k in range(_REPEATED_COUNT):
         n = factor * (_REPEATED_FIRST + k)
-        out[REPEATED_NGRAMS + k] = _repeated_ngrams(letters, places, ends, count, n, repeats, candidates, table, keys)
+        out[REPEATED_NGRAMS + k] = _repeated_ngrams(letters, places, count, n, repeats, candidates, table, keys)

@@ -28,25 +28,14 @@ from stages.rules.columns import (
     SHORT,
     TERMINAL_LINES,
 )
-from stages.rules.hashing import SEED, absorb, add, hash_bytes
-from stages.text.kernels import ALPHA, CLASS, SPACE, TERMINAL, WORD, decode, mix
+from stages.rules.hashing import SEED, absorb, add, close, hash_bytes
+from stages.text.kernels import ALPHA, CLASS, SPACE, TERMINAL, WORD, decode
+from stages.text.vectors import bits, lowest, shape_masks
 
-#: Classes of ASCII bytes here; a letter or digit counts as what it is, 1.
-_PLAIN, _LETTER, _SIGN, _HIGH = range(4)
 #: Tells the hashes of paragraphs from those of lines in one set.
 _PARAGRAPH = np.uint64(0xA0761D6478BD642F)
-
-
-def _byte_classes() -> np.ndarray:
-    classes = np.full(256, _PLAIN, np.uint8)
-    for first, last in ("09", "AZ", "az"):
-        classes[ord(first) : ord(last) + 1] = _LETTER
-    classes[[0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, ord("#"), ord(".")]] = _SIGN
-    classes[0x80:] = _HIGH
-    return classes
-
-
-_CLASS_OF = _byte_classes()
+_ONE, _ONES = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+_LAST, _LAST_BUT_ONE = np.uint64(1 << 63), np.uint64(1 << 62)
 
 
 @njit(cache=True, nogil=True)
@@ -58,6 +47,20 @@ def count_newlines(data, start, end):
     return count
 
 
+@njit(inline="always")
+def _plain_bytes(data, i, end):
+    """`(how many of the bytes from byte i on, 64 at most, are of a line and need no look at them, letters and digits, `#`)`.
+
+    A look need line feeds, bytes beyond ASCII, other breaks, and full stops of which three or more stand in a row, or may.
+    """
+    feeds, alnums, hashes, dots, breaks, high = shape_masks(data, i)
+    row = dots & (dots >> _ONE)
+    odd = feeds | high | breaks | (row & (dots >> np.uint64(2))) | (row & _LAST_BUT_ONE) | (dots & _LAST)
+    length = min(end - i, lowest(odd))
+    below = _ONES if length == 64 else (_ONE << np.uint64(length)) - _ONE
+    return length, bits(alnums & below), bits(hashes & below)
+
+
 @njit(cache=True, nogil=True)
 def _scan(data, i, end, classes, out):
     """`(end of the line, its characters, whether it holds a break other than a line feed)`; counts its characters into out."""
@@ -65,11 +68,15 @@ def _scan(data, i, end, classes, out):
     inside = alphanumerics = hashes = ellipses = 0
     breaks = False
     while i < end:
-        kind = _CLASS_OF[data[i]]
-        if kind <= _LETTER:
-            alphanumerics += kind
-            i += 1
-        elif kind == _HIGH:
+        if data[i] < 0x80:
+            length, letters, marks = _plain_bytes(data, i, end)
+            alphanumerics += letters
+            hashes += marks
+            i += length
+            if i >= end:
+                break
+        byte = data[i]
+        if byte >= 0x80:
             code, after = decode(data, i, end)
             inside += after - i - 1
             i = after
@@ -77,16 +84,15 @@ def _scan(data, i, end, classes, out):
             alphanumerics += value & CLASS == WORD or value & ALPHA != 0
             ellipses += code == 0x2026
             breaks = breaks or code == 0x85 or code == 0x2028 or code == 0x2029
-        elif data[i] == 0x0A:
+        elif byte == 0x0A:
             break
-        elif data[i] == 0x2E:
+        elif byte == 0x2E:
             dots = i
             while i < end and data[i] == 0x2E:
                 i += 1
             ellipses += (i - dots) // 3  # as str.count does: none overlapping another
-        else:
-            hashes += data[i] == 0x23
-            breaks = breaks or data[i] != 0x23
+        elif 0x0B <= byte <= 0x0D or 0x1C <= byte <= 0x1E:
+            breaks = True
             i += 1
     characters = i - start - inside
     out[CHARACTERS] += characters
@@ -108,12 +114,12 @@ def _last(data, start, end):
 @njit(cache=True, nogil=True)
 def stripped(data, start, end, classes):
     """`(first byte, end)` of the text without white space at its ends; both are `end` if there is nothing else."""
-    while start < end:
+    while start < end and not 0x21 <= data[start] < 0x80:
         code, after = decode(data, start, end)
         if np.int64(classes[code]) & CLASS != SPACE:
             break
         start = after
-    while end > start:
+    while end > start and not 0x21 <= data[end - 1] < 0x80:
         at = _last(data, start, end)
         code, _ = decode(data, at, end)
         if np.int64(classes[code]) & CLASS != SPACE:
@@ -170,7 +176,7 @@ def _characters(data, start, end):
 @njit(cache=True, nogil=True)
 def _end_paragraph(state, length, table, keys, mask, used, out):
     """Counts a paragraph; the number of keys in the set."""
-    _, there = add(table, keys, mask, used, mix(state ^ _PARAGRAPH))
+    _, there = add(table, keys, mask, used, close(state, _PARAGRAPH))
     out[PARAGRAPHS] += 1
     out[DUP_PARAGRAPHS] += there
     out[DUP_PARAGRAPH_CHARACTERS] += length if there else 0
@@ -180,6 +186,7 @@ def _end_paragraph(state, length, table, keys, mask, used, out):
 @njit(cache=True, nogil=True)
 def measure_shape(data, start, end, classes, short, table, keys, mask, out):
     """Adds the numbers of one text to `out`, which is zero before; the set must be empty, with room for twice as many lines.
+    `OVERREAD` bytes must be readable behind the text.
 
     Paragraphs are those of the text without white space at its ends: runs of lines that are not empty.
     """
@@ -220,7 +227,7 @@ def measure_shape(data, start, end, classes, short, table, keys, mask, out):
             if outside > inside:
                 if inside > begin or outside < i:
                     key, characters = hash_bytes(data, inside, outside), _characters(data, inside, outside)
-                paragraph = absorb(paragraph, key)
+                paragraph = absorb(paragraph, key, 0)
                 length += characters + (lines > 0)
                 lines += 1
         if i >= end:

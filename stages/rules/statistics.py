@@ -17,6 +17,7 @@ from stages.rules.hashing import clear, hash_text, room_for
 from stages.rules.ngrams import collect_stop_words, count_words, measure_ngrams, new_scratch, read_words
 from stages.rules.shape import count_newlines, measure_shape
 from stages.text.kernels import BYTES, CLASSES, HASHES, OFFSETS, TABLE
+from stages.text.vectors import with_room
 
 Depth = Literal["lines", "words", "ngrams"]
 _LINES, _WORDS, _NGRAMS = range(3)
@@ -36,7 +37,8 @@ _STOP_WORDS = types.Tuple((HASHES, _NUMBERS, _NUMBERS))
 def _statistics(data, offsets, classes, depth, short, stop_words, out, stop_masks):
     scratch = new_scratch()
     table, keys = np.empty(room_for(1024), np.uint64), np.empty(1024, np.uint64)
-    repeats, ids, times = np.empty(1024, np.uint8), np.empty(1024, np.int32), np.empty(1024, np.int32)
+    repeats, ids = np.empty(1024, np.uint8), np.empty(1024, np.int32)
+    firsts, times = np.empty(1024, np.int32), np.empty(1024, np.int32)
     stop_hashes = stop_words[0]
     seen = np.zeros(len(stop_hashes), np.int32)
     for row in range(len(offsets) - 1):
@@ -57,11 +59,12 @@ def _statistics(data, offsets, classes, depth, short, stop_words, out, stop_mask
         if most > len(keys):
             most *= 2
             table, keys = np.empty(room_for(most), np.uint64), np.empty(most, np.uint64)
-            repeats, ids, times = np.empty(most, np.uint8), np.empty(most, np.int32), np.empty(most, np.int32)
+            repeats, ids = np.empty(most, np.uint8), np.empty(most, np.int32)
+            firsts, times = np.empty(most, np.int32), np.empty(most, np.int32)
         limit = short // 2 if unspaced else short
         measure_shape(data, start, end, classes, limit, table, keys, clear(table, pieces), numbers)
         if depth == _NGRAMS:
-            measure_ngrams(scratch, count, unspaced, repeats, ids, times, table, keys, numbers)
+            measure_ngrams(scratch, count, unspaced, repeats, ids, firsts, times, table, keys, numbers)
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,7 +107,7 @@ def measure(
     out_NS = np.zeros((len(offsets_N1) - 1, len(NAMES)), np.int64)
     masks_NL = np.zeros((len(out_NS), max(1, len(stop_words))), np.uint64)
     _statistics(
-        data_U8,
+        with_room(data_U8, offsets_N1),
         offsets_N1,
         CLASSES,
         _DEPTHS[depth],

@@ -6,16 +6,19 @@ and the results are the same everywhere. Nothing here checks bounds: callers kee
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Bytes that must be readable at an index that is given to `masks` or, up to 62 behind it, to `load8`.
-OVERREAD = 72
+#: Bytes that must be readable at an index that is given to one that makes masks or, up to 72 behind it, to `load8`.
+OVERREAD = 80
 
 _BYTES = ir.VectorType(ir.IntType(8), 64)
 _MASK = ir.IntType(64)
@@ -26,36 +29,68 @@ def _address(context: Any, builder: Any, array: Any, kind: Any, index: Any) -> A
     return cgutils.gep_inbounds(builder, made.data, index)
 
 
-def _masks(_typing: Any, data: Any, _index: Any) -> Any:
-    """`(letters, digits, apostrophes, points, high)` of the 64 bytes at data[index]: u64, bit k is byte k.
+class _Lanes:
+    """Comparisons of the 64 bytes at an address, or a few bytes behind it, with constants: vectors of 64 bits each."""
 
-    ASCII letters, ASCII digits, ', comma or full stop, bytes of 0x80 and above.
-    """
-    result = types.UniTuple(types.uint64, 5)
+    def __init__(self, builder: Any, pointer: Any) -> None:
+        self._builder = builder
+        self._pointer = pointer
+        self._loaded: dict[tuple[int, bool], Any] = {}
 
-    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = _address(context, builder, arguments[0], data, arguments[1])
-        block = builder.load(builder.bitcast(pointer, _BYTES.as_pointer()), align=1)
+    def _block(self, shift: int, fold: bool) -> Any:
+        if (shift, fold) not in self._loaded:
+            if fold:
+                block = self._builder.or_(self._block(shift, False), _splat(0x20))
+            else:
+                place = self._builder.gep(self._pointer, [ir.Constant(_MASK, shift)])
+                block = self._builder.load(self._builder.bitcast(place, _BYTES.as_pointer()), align=1)
+            self._loaded[shift, fold] = block
+        return self._loaded[shift, fold]
 
-        def splat(value: int) -> Any:
-            return ir.Constant(_BYTES, [value] * 64)
+    def range(self, first: int, last: int, fold: bool = False) -> Any:
+        """Bytes from first to last; with fold, capital letters count as small ones."""
+        block = self._builder.sub(self._block(0, fold), _splat(first))
+        return self._builder.icmp_unsigned("<", block, _splat(last - first + 1))
 
-        def bits(condition: Any) -> Any:
-            return builder.bitcast(condition, _MASK)
+    def one_of(self, characters: str, shift: int = 0, fold: bool = False) -> Any:
+        """Bytes that are one of these."""
+        block = self._block(shift, fold)
+        return self.any(*(self._builder.icmp_unsigned("==", block, _splat(ord(c))) for c in characters))
 
-        folded = builder.or_(block, splat(0x20))
-        comma = builder.icmp_unsigned("==", block, splat(0x2C))
-        stop = builder.icmp_unsigned("==", block, splat(0x2E))
-        found = [
-            builder.icmp_unsigned("<", builder.sub(folded, splat(0x61)), splat(26)),
-            builder.icmp_unsigned("<", builder.sub(block, splat(0x30)), splat(10)),
-            builder.icmp_unsigned("==", block, splat(0x27)),
-            builder.or_(comma, stop),
-            builder.icmp_signed("<", block, splat(0)),
-        ]
-        return context.make_tuple(builder, result, [bits(condition) for condition in found])
+    def high(self) -> Any:
+        """Bytes of 0x80 and above."""
+        return self._builder.icmp_signed("<", self._block(0, False), _splat(0))
 
-    return result(data, types.int64), codegen
+    def word(self, letters: str) -> Any:
+        """Where these letters begin, in either case."""
+        return self.all(*(self.one_of(c, shift, True) for shift, c in enumerate(letters)))
+
+    def any(self, *found: Any) -> Any:
+        return functools.reduce(self._builder.or_, found)
+
+    def all(self, *found: Any) -> Any:
+        return functools.reduce(self._builder.and_, found)
+
+
+def _splat(value: int) -> Any:
+    return ir.Constant(_BYTES, [value] * 64)
+
+
+def _masks_of(description: str, *tests: Callable[[_Lanes], Any]) -> Any:
+    """An intrinsic `(data, index) -> (u64, …)`: the answer of each test about the 64 bytes at data[index], bit k is byte k."""
+
+    def typed(_typing: Any, data: Any, _index: Any) -> Any:
+        result = types.UniTuple(types.uint64, len(tests))
+
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            lanes = _Lanes(builder, _address(context, builder, arguments[0], data, arguments[1]))
+            found = [builder.bitcast(test(lanes), _MASK) for test in tests]
+            return context.make_tuple(builder, result, found)
+
+        return result(data, types.int64), codegen
+
+    typed.__doc__ = description
+    return intrinsic(typed)
 
 
 def _load8(_typing: Any, data: Any, _index: Any) -> Any:
@@ -78,7 +113,88 @@ def _lowest(_typing: Any, _mask: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
+def _highest(_typing: Any, _mask: Any) -> Any:
+    """The number of the highest bit that is set, int64; -1 when there is none."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        zeros = builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(_MASK, 63), zeros)
+
+    return types.int64(types.uint64), codegen
+
+
+def _bits(_typing: Any, _mask: Any) -> Any:
+    """How many bits are set, int64."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), codegen
+
+
+def _fold_product(_typing: Any, _a: Any, _b: Any) -> Any:
+    """The two halves of the 128-bit product of two u64, one xor the other: every input bit reaches every output bit."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+        upper = builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _MASK)
+        return builder.xor(upper, builder.trunc(product, _MASK))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
 #: Typed as anything, since they are called with the arguments behind the first one, and only by compiled code.
-masks: Any = intrinsic(_masks)
 load8: Any = intrinsic(_load8)
 lowest: Any = intrinsic(_lowest)
+highest: Any = intrinsic(_highest)
+bits: Any = intrinsic(_bits)
+fold_product: Any = intrinsic(_fold_product)
+
+masks = _masks_of(
+    "ASCII letters; ASCII digits; apostrophes; commas and full stops; bytes of 0x80 and above.",
+    lambda lanes: lanes.range(0x61, 0x7A, fold=True),
+    lambda lanes: lanes.range(0x30, 0x39),
+    lambda lanes: lanes.one_of("'"),
+    lambda lanes: lanes.one_of(",."),
+    _Lanes.high,
+)
+shape_masks = _masks_of(
+    "Line feeds; ASCII letters and digits; `#`; full stops; other bytes that `str.splitlines` may cut at; 0x80 and above.",
+    lambda lanes: lanes.one_of("\n"),
+    lambda lanes: lanes.any(lanes.range(0x61, 0x7A, fold=True), lanes.range(0x30, 0x39)),
+    lambda lanes: lanes.one_of("#"),
+    lambda lanes: lanes.one_of("."),
+    lambda lanes: lanes.any(lanes.range(0x0B, 0x0D), lanes.range(0x1C, 0x1E)),
+    _Lanes.high,
+)
+break_masks = _masks_of(
+    "ASCII bytes that `str.splitlines` cuts at, and first bytes of other such characters (U+0085, U+2028, U+2029) and of more.",
+    lambda lanes: lanes.any(lanes.range(0x0A, 0x0D), lanes.range(0x1C, 0x1E), lanes.one_of("\xc2\xe2")),
+)
+line_masks = _masks_of(
+    "ASCII white space; opening brackets; opening curly brackets; what begins a hint at a phrase; first bytes of white space"
+    " beyond ASCII, and of more.",
+    lambda lanes: lanes.any(lanes.range(0x09, 0x0D), lanes.range(0x1C, 0x20)),
+    lambda lanes: lanes.one_of("["),
+    lambda lanes: lanes.one_of("{"),
+    lambda lanes: lanes.any(*(lanes.word(hint) for hint in ("ipsu", "java", "erms", "vacy", "okie"))),
+    lambda lanes: lanes.one_of("\xc2\xe1\xe2\xe3"),
+)
+sentence_masks = _masks_of(
+    "ASCII letters and digits; `.`, `!` and `?`; bytes up to a space; bytes of 0x80 and above.",
+    lambda lanes: lanes.any(lanes.range(0x61, 0x7A, fold=True), lanes.range(0x30, 0x39)),
+    lambda lanes: lanes.one_of(".!?"),
+    lambda lanes: lanes.range(0x00, 0x20),
+    _Lanes.high,
+)
+
+
+def with_room(data_U8: np.ndarray, offsets_N1: np.ndarray) -> np.ndarray:
+    """The buffer itself if `OVERREAD` bytes can be read behind its last text, else a longer copy."""
+    end = int(offsets_N1[-1])
+    if end + OVERREAD <= len(data_U8):
+        return data_U8
+    longer = np.zeros(end + OVERREAD, np.uint8)
+    longer[:end] = data_U8[:end]
+    return longer
