@@ -19,18 +19,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from stages.contract.config import Count, Share
 from stages.document import text_buffers, with_column
 from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
-from stages.rules.lines import clean_lines
+from stages.rules.lines import chosen, clean_lines
 from stages.rules.presets import PRESETS, Preset
 from stages.rules.statistics import Depth, measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.stage import RowStage
-from stages.text import VERSION
+from stages.text import VERSION, Buffers
 from stages.verdict import give_verdict, mark_column
 
 Numbers = dict[str, np.ndarray]
@@ -213,15 +212,16 @@ class Rules(RowStage):
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         rules = self._asked()
-        texts, numbers, later, unspaced_N = self._measured(batch, rules)
+        cleaned, numbers, later, unspaced_N = self._measured(batch, rules)
         reasons, values = self._first_failures(rules, numbers, later, unspaced_N)
         dropped_N = np.array([reason is not None for reason in reasons], bool)
+        texts = batch.column("text")
         batch = with_column(batch, UNSPACED, pa.array(unspaced_N.astype(np.int8)))
         if self._asks("min_stop_words"):
             unlisted_N = numbers["stop_words"] == _NEVER_FAILS
             batch = with_column(batch, NO_STOP_WORDS, pa.array(unlisted_N.astype(np.int8)))
-        if self.limit("line_rules") and not self.mark:  # a dropped document keeps its text: people look at it
-            batch = with_column(batch, "text", pc.if_else(pa.array(dropped_N), batch.column("text"), texts))
+        if cleaned is not None and not self.mark:  # a dropped document keeps its text: people look at it
+            batch = with_column(batch, "text", chosen(*cleaned, texts, dropped_N))
         return give_verdict(self, batch, dropped_N, reasons, values)
 
     def explain(self, batch: pa.RecordBatch) -> list[str]:
@@ -243,8 +243,8 @@ class Rules(RowStage):
 
     def _measured(
         self, batch: pa.RecordBatch, rules: list[Rule]
-    ) -> tuple[pa.Array, Numbers, Numbers, np.ndarray]:
-        """`(texts after the line rules, numbers, numbers of these texts, bool [N] scripts without spaces)`."""
+    ) -> tuple[Buffers | None, Numbers, Numbers, np.ndarray]:
+        """`(texts after the line rules if there are any, numbers, numbers of these texts, bool [N] scripts without spaces)`."""
         texts = batch.column("text")
         lists = STOP_WORDS if self.stop_words is None else {"given": self.stop_words}
         depth: Depth = "words" if any(rule.name.startswith("gopher_") for rule in rules) else "lines"
@@ -256,31 +256,24 @@ class Rules(RowStage):
         unspaced_N = numbers["units"] * UNSPACED_FROM > numbers["words"]
         if not self.limit("line_rules"):
             numbers["unbroken"] = numbers["characters"] - numbers["newlines"]
-            return texts, numbers, numbers, unspaced_N
+            return None, numbers, numbers, unspaced_N
         # Rules about whole texts come first: the lines of a document that one of them drops are not looked at.
         first = [rule for rule in rules if rule.name.startswith("gopher_")]
-        left = np.flatnonzero(
-            [reason is None for reason in self._first_failures(first, numbers, numbers, unspaced_N)[0]]
-        )
+        gone = self._first_failures(first, numbers, numbers, unspaced_N)[0]
         names = {rule.name for rule in rules}
-        cleaned, line_numbers = clean_lines(
-            texts.take(pa.array(left)),
-            unspaced_N[left],
+        data_U8, offsets_N1, line_numbers = clean_lines(
+            texts,
+            np.array([reason is not None for reason in gone], bool),
+            unspaced_N,
             end_punctuation=bool(self.limit("line_end_punctuation")),
             min_words=self.limit("min_words_per_line") or 0,
             max_word_length=self.limit("max_word_length") or 0,
             lorem_ipsum="c4_lorem_ipsum" in names,
             curly_brackets="c4_curly_bracket" in names,
         )
-        after, _ = measure(*text_buffers(cleaned), "lines", short, {})
-        after["unbroken"] = after["characters"] - after["newlines"]
-        numbers |= {name: _scattered(values, left, len(batch)) for name, values in line_numbers.items()}
-        later = {name: _scattered(values, left, len(batch)) for name, values in after.items()}
-        if len(left) == len(batch):
-            return cleaned, numbers, later, unspaced_N
-        mask = np.zeros(len(batch), bool)
-        mask[left] = True
-        return pc.replace_with_mask(texts, pa.array(mask), cleaned), numbers, later, unspaced_N
+        later, _ = measure(data_U8, offsets_N1, "lines", short, {})
+        later["unbroken"] = later["characters"] - later["newlines"]
+        return (data_U8, offsets_N1), numbers | line_numbers, later, unspaced_N
 
     def _asked(self) -> list[Rule]:
         lines = self.limit("line_rules")
@@ -339,13 +332,6 @@ class Rules(RowStage):
                 values[row] = f"{_shown(measured_N[row], threshold)} {rule.fails} {threshold:g}"
             open_N &= ~failed_N
         return reasons, values
-
-
-def _scattered(values: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
-    """int64 [size]: the values at these rows, 0 elsewhere."""
-    found = np.zeros(size, np.int64)
-    found[rows] = values
-    return found
 
 
 def _shown(value: float, threshold: float) -> str:

@@ -28,6 +28,20 @@ from stages.text.kernels import (
     next_token,
 )
 from stages.text.memory import copy_bytes
+from stages.text.vectors import (
+    OVERREAD,
+    bits,
+    break_masks,
+    highest,
+    line_masks,
+    lowest,
+    sentence_masks,
+    with_room,
+)
+
+_ONE, _ONES = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+#: Bytes that one mask is about.
+_BLOCK = 64
 
 
 def _phrases(*phrases: str) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +50,8 @@ def _phrases(*phrases: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 _CITATIONS = _phrases("[edit]", "[citation needed]")
-#: Phrase 0 drops the document, the others the line: 1 is asked before the bracket, the rest after it.
+#: Phrase 0 drops the document, the others the line: 1 is asked before the bracket, the rest after it. Each holds one of the
+#: hints of `vectors.line_masks`.
 _PHRASES = _phrases(
     "lorem ipsum",
     "javascript",
@@ -84,22 +99,41 @@ def _citation(data, i, end, phrases, ends):
     return i
 
 
+@njit(inline="always")
+def _below(length):
+    """A mask of the bits below `length`, which is 0 to 64."""
+    return _ONES if length >= 64 else (_ONE << np.uint64(length)) - _ONE
+
+
 @njit(cache=True, nogil=True)
 def count_sentences(data, i, end, classes, unspaced):
-    """Pieces that end with terminal marks: ASCII ones before white space or the end, others anywhere; a rest counts too."""
+    """Pieces that end with terminal marks: ASCII ones before white space or the end, others anywhere; a rest counts too.
+
+    `OVERREAD` bytes must be readable behind the text.
+    """
     sentences = 0
     filled = False
     while i < end:
-        byte = data[i]
-        if byte < 0x80:
-            value = np.int64(classes[byte])
-            i += 1
-            if value & TERMINAL:
-                if filled and (i >= end or data[i] <= 0x20):
-                    sentences += 1
-                    filled = False
-            else:
-                filled = filled or (value & CLASS != SPACE and value & CLASS != OTHER)
+        if data[i] < 0x80:
+            words, marks, low, high = sentence_masks(data, i)
+            length = min(end - i, lowest(high), np.int64(64))
+            below = _below(length)
+            words &= below
+            ends = low >> _ONE
+            if length == 64:
+                ends |= np.uint64(data[i + 64] <= 0x20) << np.uint64(63)
+            if length == end - i:
+                ends |= _ONE << np.uint64(length - 1)
+            marks &= ends & below
+            while marks:
+                before = marks & (~marks + _ONE)  # the lowest bit
+                filled = filled or words & (before - _ONE) != 0
+                sentences += filled
+                filled = False
+                words &= ~(before - _ONE)
+                marks ^= before
+            filled = filled or words != 0
+            i += length
             continue
         code, i = decode(data, i, end)
         value = np.int64(classes[code])
@@ -112,8 +146,46 @@ def count_sentences(data, i, end, classes, unspaced):
 
 
 @njit(cache=True, nogil=True)
+def _look_at(data, i, end, classes, words_too):
+    """`(pieces between white space, bytes of the longest, a bracket, a curly one, a hint at a phrase)`: what data[i:end] has.
+
+    Pieces are counted where they are wanted; the longest may be one of `_BLOCK` bytes that is not seen, where it is no
+    longer than that. `OVERREAD` bytes must be readable behind the text.
+    """
+    words, longest, last = 0, np.int64(0), i
+    bracket, curly, hints = np.uint64(0), np.uint64(0), np.uint64(0)
+    outside = _ONE  # whether a space is in front of byte i
+    while i < end:
+        spaces, brackets, curlies, hinted, wide = line_masks(data, i)
+        length = min(end - i, np.int64(64))
+        if words_too:
+            length = min(length, lowest(wide))
+        below = _below(length)
+        bracket, curly, hints = bracket | brackets & below, curly | curlies & below, hints | hinted & below
+        if words_too and length:
+            spaces &= below
+            starts = ~spaces & (spaces << _ONE | outside) & below
+            words += bits(starts)
+            outside = spaces >> np.uint64(length - 1)
+            if spaces:
+                longest = max(longest, i + lowest(spaces) - last)
+                last = i + highest(spaces) + 1
+        i += length
+        if words_too and length < 64 and i < end:  # a character that may be white space
+            code, after = decode(data, i, end)
+            if np.int64(classes[code]) & CLASS == SPACE:
+                longest = max(longest, i - last)
+                last, outside = after, _ONE
+            else:
+                words += np.int64(outside)
+                outside = np.uint64(0)
+            i = after
+    return words, max(longest, end - last), bracket != 0, curly != 0, hints != 0
+
+
+@njit(cache=True, nogil=True)
 def _words_of_line(data, i, end, classes, unspaced):
-    """`(words, characters of the longest)`: pieces between white space, or units where the script has no spaces."""
+    """`(words, characters of the longest)`: pieces between white space; or units, and 0, where the script has no spaces."""
     words = longest = length = 0
     if unspaced:
         while True:
@@ -169,39 +241,59 @@ def _may_begin(byte):
 
 @njit(cache=True, nogil=True)
 def _marks(data, i, end, phrases, ends):
-    """Whether the line holds: lorem ipsum, javascript, an opening curly bracket, a phrase of a cookie notice."""
-    lorem = javascript = bracket = policy = False
+    """Whether the line holds: lorem ipsum, javascript, a phrase of a cookie notice."""
+    lorem = javascript = policy = False
     while i < end:
         byte = data[i]
-        bracket = bracket or byte == 0x7B
         if 0x41 <= byte <= 0x7A and _may_begin(byte):
             lorem = lorem or _is_phrase(data, i, end, phrases, ends, 0)
             javascript = javascript or _is_phrase(data, i, end, phrases, ends, 1)
             for number in range(2, len(ends) - 1):
                 policy = policy or _is_phrase(data, i, end, phrases, ends, number)
         i += 1
-    return lorem, javascript, bracket, policy
+    return lorem, javascript, policy
 
 
 @njit(cache=True, nogil=True)
 def _end_of_line(data, i, end):
-    """`(end of the line that begins at byte i, as str.splitlines cuts it, where the next one begins)`."""
+    """`(end of the line that begins at byte i, as str.splitlines cuts it, where the next one begins)`.
+
+    `OVERREAD` bytes must be readable behind the text.
+    """
     while i < end:
-        byte = data[i]
-        if 0x0A <= byte <= 0x0D or 0x1C <= byte <= 0x1E:
-            after = i + 2 if byte == 0x0D and i + 1 < end and data[i + 1] == 0x0A else i + 1
-            return i, after
-        if byte == 0xC2 and i + 1 < end and data[i + 1] == 0x85:
-            return i, i + 2
-        if (
-            byte == 0xE2
-            and i + 2 < end
-            and data[i + 1] == 0x80
-            and (data[i + 2] == 0xA8 or data[i + 2] == 0xA9)
-        ):
-            return i, i + 3
-        i += 1
+        (found,) = break_masks(data, i)
+        while found:
+            at = i + lowest(found)
+            found &= found - _ONE
+            if at >= end:
+                break
+            byte = data[at]
+            if byte < 0x80:
+                return at, at + 2 if byte == 0x0D and at + 1 < end and data[at + 1] == 0x0A else at + 1
+            if byte == 0xC2 and at + 1 < end and data[at + 1] == 0x85:
+                return at, at + 2
+            if byte == 0xE2 and at + 2 < end and data[at + 1] == 0x80 and 0xA8 <= data[at + 2] <= 0xA9:
+                return at, at + 3
+        i += 64
     return end, end
+
+
+@njit(cache=True, nogil=True)
+def _without_citations(data, start, stop, citations, ends, out, at):
+    """Writes data[start:stop] without citation marks to out[at:]; returns the index behind it."""
+    while start < stop:
+        plain = start
+        while start < stop and data[start] != 0x5B:
+            start += 1
+        copy_bytes(out, at, data, plain, start - plain)
+        at += start - plain
+        if start < stop:  # a bracket
+            behind = _citation(data, start, stop, citations, ends)
+            if behind == start:
+                out[at] = 0x5B
+                at, behind = at + 1, start + 1
+            start = behind
+    return at
 
 
 _FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
@@ -209,61 +301,63 @@ _FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 
 @njit(
     types.void(
-        BYTES, OFFSETS, TABLE, _FLAGS, types.boolean, types.int64, types.int64, types.boolean, types.boolean,
+        BYTES, OFFSETS, TABLE, _FLAGS, _FLAGS, types.boolean, types.int64, types.int64, types.boolean, types.boolean,
         BYTES, OFFSETS, BYTES, OFFSETS, types.uint8[::1], types.int64[::1], types.int64[:, ::1],
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def _clean(
-    data, offsets, classes, unspaced, punctuation, min_words, max_length, lorem, curly,
+    data, offsets, classes, skip, unspaced, punctuation, min_words, max_length, lorem, curly,
     citations, citation_ends, phrases, phrase_ends, out, out_offsets, found,
 ):  # fmt: skip
     at = 0
     for row in range(len(offsets) - 1):
         begin = at
         i, end = offsets[row], offsets[row + 1]
+        if skip[row]:
+            i = end
+        dense = unspaced[row]
         sentences = verdict = 0
         while i < end and verdict == NONE:
             start = i
             stop, i = _end_of_line(data, i, end)
             start, stop = stripped(data, start, stop, classes)
-            words, longest = _words_of_line(data, start, stop, classes, unspaced[row])
+            words, longest, bracket, opens, hint = _look_at(data, start, stop, classes, not dense)
+            if dense:
+                words, longest = _words_of_line(data, start, stop, classes, True)
+            elif max_length and (longest > max_length or max_length < _BLOCK):  # bytes: it may have fewer characters
+                words, longest = _words_of_line(data, start, stop, classes, False)
             if max_length and longest > max_length:
                 continue
             line = at + (at > begin)
-            size = line
-            while start < stop:
-                plain = start
-                while start < stop and data[start] != 0x5B:
-                    start += 1
-                copy_bytes(out, size, data, plain, start - plain)
-                size += start - plain
-                if start < stop:  # a bracket
-                    behind = _citation(data, start, stop, citations, citation_ends)
-                    if behind == start:
-                        out[size] = 0x5B
-                        size, behind = size + 1, start + 1
-                    start = behind
-            if (
-                punctuation and not _ends_sentence(out, line, size, classes, unspaced[row])
-            ) or words < min_words:
+            if bracket:
+                size = _without_citations(data, start, stop, citations, citation_ends, out, line)
+                hint = hint or size - line < stop - start
+            else:
+                copy_bytes(out, line, data, start, stop - start)
+                size = line + stop - start
+            if words < min_words or (punctuation and not _ends_sentence(out, line, size, classes, dense)):
                 continue
-            first_phrase, javascript, bracket, policy = _marks(out, line, size, phrases, phrase_ends)
+            if hint:
+                first_phrase, javascript, policy = _marks(out, line, size, phrases, phrase_ends)
+            else:
+                first_phrase = javascript = policy = False
             if lorem and first_phrase:
                 verdict = LOREM_IPSUM
             elif javascript:
                 continue
-            elif curly and bracket:
+            elif curly and opens:
                 verdict = CURLY_BRACKET
             if verdict != NONE or policy:
                 continue
             if line > at:
                 out[at] = 0x0A
             at = size
-            sentences += count_sentences(out, line, size, classes, unspaced[row])
+            sentences += count_sentences(out, line, size, classes, dense)
         first, stop = stripped(out, begin, at, classes)
-        for k in range(first, stop):
-            out[begin + k - first] = out[k]
+        if first > begin:
+            for k in range(first, stop):
+                out[begin + k - first] = out[k]
         at = begin + stop - first
         out_offsets[row + 1] = at
         found[row, 0], found[row, 1] = verdict, sentences
@@ -271,6 +365,7 @@ def _clean(
 
 def clean_lines(
     texts: pa.Array,
+    skip_N: np.ndarray,
     unspaced_N: np.ndarray,
     *,
     end_punctuation: bool,
@@ -278,25 +373,50 @@ def clean_lines(
     max_word_length: int,
     lorem_ipsum: bool,
     curly_brackets: bool,
-) -> tuple[pa.Array, dict[str, np.ndarray]]:
-    """`(texts of the lines that stay, numbers)`; numbers: `lorem_ipsum`, `curly_bracket` (0 or 1) and `sentences`.
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """`(bytes, offsets, numbers)`: the buffers of the texts of the lines that stay, with room behind as `with_room` makes it;
+    numbers: `lorem_ipsum`, `curly_bracket` (0 or 1) and `sentences`.
 
+    skip_N      bool: texts that are not looked at; they come out empty
     unspaced_N  bool: documents mostly in scripts without spaces
     A document stops at the first line that drops it as a whole, so at most one of the two marks is set.
     """
     data_U8, offsets_N1 = text_buffers(texts)
-    room = int(offsets_N1[-1] - offsets_N1[0]) + len(texts)
+    room = int(offsets_N1[-1] - offsets_N1[0]) + len(texts) + OVERREAD
     out_U8, out_offsets_N1 = np.empty(room, np.uint8), np.zeros(len(offsets_N1), np.int64)
     found_N2 = np.zeros((len(texts), 2), np.int64)
     _clean(
-        data_U8, offsets_N1, CLASSES, np.ascontiguousarray(unspaced_N, bool), end_punctuation, min_words, max_word_length,
+        with_room(data_U8, offsets_N1), offsets_N1, CLASSES, skip_N, unspaced_N, end_punctuation, min_words, max_word_length,
         lorem_ipsum, curly_brackets, *_CITATIONS, *_PHRASES, out_U8, out_offsets_N1, found_N2,
     )  # fmt: skip
-    used = out_U8[: out_offsets_N1[-1]].copy()
-    cleaned = text_array(used, out_offsets_N1)
     verdict_N = found_N2[:, 0]
-    return cleaned, {
+    return out_U8, out_offsets_N1, {
         "lorem_ipsum": (verdict_N == LOREM_IPSUM).astype(np.int64),
         "curly_bracket": (verdict_N == CURLY_BRACKET).astype(np.int64),
         "sentences": found_N2[:, 1],
     }
+
+
+@njit(types.void(BYTES, OFFSETS, BYTES, OFFSETS, _FLAGS, types.uint8[::1], types.int64[::1]), cache=True, nogil=True)
+def _choose(ours, our_offsets, others, other_offsets, other, out, out_offsets):
+    at = np.int64(0)
+    for row in range(len(other)):
+        if other[row]:
+            start, size = other_offsets[row], other_offsets[row + 1] - other_offsets[row]
+            copy_bytes(out, at, others, start, size)
+        else:
+            start, size = our_offsets[row], our_offsets[row + 1] - our_offsets[row]
+            copy_bytes(out, at, ours, start, size)
+        at += size
+        out_offsets[row + 1] = at
+
+
+def chosen(
+    data_U8: np.ndarray, offsets_N1: np.ndarray, texts: pa.Array, theirs_N: np.ndarray
+) -> pa.Array:
+    """The texts in the buffers; where theirs_N (bool) says so, those of `texts`."""
+    others_U8, other_offsets_N1 = text_buffers(texts)
+    sizes_N = np.where(theirs_N, np.diff(other_offsets_N1), np.diff(offsets_N1))
+    out_U8, out_offsets_N1 = np.empty(int(sizes_N.sum()), np.uint8), np.zeros(len(offsets_N1), np.int64)
+    _choose(data_U8, offsets_N1, others_U8, other_offsets_N1, theirs_N, out_U8, out_offsets_N1)
+    return text_array(out_U8, out_offsets_N1)

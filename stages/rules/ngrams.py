@@ -91,20 +91,21 @@ def _characters(letters, start, stop):
 
 @njit(inline="always")
 def _note_stop_word(word, hashes, seen, number):
-    """Marks a word in `seen` with the number of the text, if it is in the hash table of stop words."""
-    slot = np.int64(word & np.uint64(len(hashes) - 1))
-    while hashes[slot] != 0:
-        if hashes[slot] == word:
-            seen[slot] = number
-            break
-        slot = (slot + 1) & (len(hashes) - 1)
+    """Marks a word in `seen` with the number of the text, if it is in the hash table of stop words; else the place behind.
+
+    There is no branch in it: every third word is one, in no order that a processor could learn.
+    """
+    none = len(hashes) - 1
+    slot = np.int64(word & np.uint64(none - 1))
+    here, behind = np.int64(hashes[slot] == word), np.int64(hashes[slot + 1] == word)
+    seen[none + 1 + here * (slot - none - 1) + behind * (slot - none)] = number
 
 
 @njit(cache=True, nogil=True)
 def collect_stop_words(stop_words, seen, number, masks_L):
     """Sets a bit for each stop word that was seen in the text of this number, in the masks of all languages that have it."""
     _, firsts, bits = stop_words
-    for slot in range(len(seen)):
+    for slot in range(len(seen) - 1):
         if seen[slot] == number:
             for at in range(firsts[slot], firsts[slot + 1]):
                 masks_L[bits[at] >> 6] |= _ONE << np.uint64(bits[at] & 63)

@@ -40,7 +40,7 @@ def _statistics(data, offsets, classes, depth, short, stop_words, out, stop_mask
     repeats, ids = np.empty(1024, np.uint8), np.empty(1024, np.int32)
     firsts, times = np.empty(1024, np.int32), np.empty(1024, np.int32)
     stop_hashes = stop_words[0]
-    seen = np.zeros(len(stop_hashes), np.int32)
+    seen = np.zeros(len(stop_hashes) + 1, np.int32)  # the last place is for all other words
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
         numbers = out[row]
@@ -67,26 +67,34 @@ def _statistics(data, offsets, classes, depth, short, stop_words, out, stop_mask
             measure_ngrams(scratch, count, unspaced, repeats, ids, firsts, times, table, keys, numbers)
 
 
+def _slots(keys: list[int], size: int) -> dict[int, int] | None:
+    """slot -> key, where each stands at its own slot or the next; None if the table is too small for that."""
+    slots: dict[int, int] = {}
+    for key in keys:
+        slot = next((s for s in (key % size, key % size + 1) if s not in slots), None)
+        if slot is None:
+            return None
+        slots[slot] = key
+    return slots
+
+
 @functools.lru_cache(maxsize=8)
 def _stop_table(stop_words: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]:
-    """A hash table of stop words, open addressing: `(hash or 0, where its words begin and end, language << 6 | bit)`."""
+    """A hash table of stop words: `(hash or 0, where its words begin and end, language << 6 | bit)`.
+
+    A word stands at the slot that the low bits of its hash name, or at the next one; there is one slot more than 2^k.
+    """
     places: dict[int, list[int]] = {}
     for language, words in enumerate(stop_words):
         for bit, word in enumerate(dict.fromkeys(words)):
             places.setdefault(hash_text(word), []).append(language << 6 | bit)
     size = 64
-    while size < 4 * len(places):
+    while (slots := _slots(sorted(places), size)) is None:
         size *= 2
-    hashes = np.zeros(size, np.uint64)
-    slots: dict[int, list[int]] = {}
-    for key in sorted(places):
-        slot = key & (size - 1)
-        while hashes[slot]:
-            slot = (slot + 1) & (size - 1)
-        hashes[slot] = key
-        slots[slot] = places[key]
-    counts = [len(slots.get(slot, ())) for slot in range(size)]
-    bits = [place for slot in sorted(slots) for place in slots[slot]]
+    hashes = np.zeros(size + 1, np.uint64)
+    hashes[list(slots)] = np.array(list(slots.values()), np.uint64)
+    counts = [len(places[slots[slot]]) if slot in slots else 0 for slot in range(size + 1)]
+    bits = [place for slot in sorted(slots) for place in places[slots[slot]]]
     return hashes, np.cumsum([0, *counts]).astype(np.int64), np.array(bits, np.int64)
 
 
