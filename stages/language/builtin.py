@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from stages.language import automaton, relatives
-from stages.language.automaton import step
+from stages.language import ngrams, relatives
 from stages.language.codes import short_code
 from stages.text import scripts
 from stages.text.kernels import ALPHA, BYTES, CLASSES, OFFSETS, TABLE, decode
+from stages.text.memory import prefetch
+from stages.text.vectors import PRODUCTS, add_product
 
 UNKNOWN = "und"
 
@@ -47,7 +48,7 @@ _ENGLISH_WEIGHT = 0.5
 JAPANESE_KANA = 0.05
 
 #: Texts are judged in pieces of about this many bytes, cut at spaces.
-_PIECE = 256
+_PIECE = ngrams.PIECE
 #: No piece speaks louder against a language than by this logarithm of odds: pieces in another language, names and code
 #: are voted down, and close relatives are told apart by what all the pieces together say.
 _FLOOR = 6.0
@@ -58,7 +59,6 @@ _STEPS, _COUNT_STEPS = 21, 256
 
 _I4 = types.Array(types.int32, 1, "C", readonly=True)
 _U1 = types.Array(types.uint8, 1, "C", readonly=True)
-_U8 = types.Array(types.uint64, 1, "C", readonly=True)
 _F8 = types.Array(types.float64, 1, "C", readonly=True)
 
 
@@ -97,38 +97,43 @@ def _letters(data, start, end, classes, script_of, out):
 
 
 @njit(cache=True, nogil=True)
-def _count_features(data, start, end, latin, rows, edges, states, counts, seen):
+def _count_features(data, start, end, latin, piece, at_byte, known, table, long, weights, base, width, counts, seen):
     """Counts the n-grams of the model in data[start:end]; returns how many there are, their numbers in `seen`.
 
-    Outside of Latin text ASCII letters count as spaces: they would speak for some language by chance.
+    Outside of Latin text ASCII letters count as spaces: they would speak for some language by chance. The weights of each
+    n-gram are asked for from memory as soon as it is met: they will be needed when the piece is judged.
     """
-    found = 0
-    state = np.int32(0)
     for i in range(start, end):
-        byte = np.int64(data[i])
-        if not latin and 0x61 <= byte | 0x20 <= 0x7A:
-            byte = np.int64(0x20)
-        state = step(np.int64(state), byte, rows, edges, states)
-        feature = states[2 * np.int64(state) + 1]
+        byte = data[i]
+        piece[ngrams.MARGIN + i - start] = 0x20 if not latin and 0x61 <= byte | 0x20 <= 0x7A else byte
+    ngrams.find(piece, end - start, known, table, long, at_byte)
+    found = 0
+    for k in range(end - start):
+        feature = np.int64(at_byte[k])
         if feature >= 0:
             if counts[feature] == 0:
                 seen[found] = feature
                 found += 1
+                prefetch(weights, base + feature * width)
+                prefetch(weights, base + feature * width + width - 1)
             counts[feature] += 1
     return found
 
 
 @njit(cache=True, nogil=True)
 def _judge(counts, seen, found, weights, base, width, prior, log1p, scale, sums, logs):
-    """Naive Bayes of the `width` classes of a script: log-posteriors into logs[:width]. Takes `counts` back to 0."""
-    sums[:width] = 0
+    """Naive Bayes of the `width` classes of a script: log-posteriors into logs[:width]. Takes `counts` back to 0.
+
+    Up to PRODUCTS - 1 sums and weights behind those of the script are touched: they must be there, and count for nothing.
+    """
+    sums[: width + PRODUCTS - 1] = 0
     for k in range(found):
         feature = np.int64(seen[k])
         count = log1p[counts[feature]]
         counts[feature] = 0
         at = base + feature * width
-        for c in range(width):
-            sums[c] += count * np.int32(weights[at + c])
+        for c in range(0, width, PRODUCTS):
+            add_product(sums, c, weights, at + c, count)
     top = -np.inf
     for c in range(width):
         logs[c] = (sums[c] / np.float64(_STEPS * _COUNT_STEPS) + prior[c]) * scale
@@ -143,13 +148,13 @@ def _judge(counts, seen, found, weights, base, width, prior, log1p, scale, sums,
 
 @njit(
     types.void(
-        BYTES, OFFSETS, TABLE, TABLE, _I4, _U8, _I4, _U1, _F8, OFFSETS, OFFSETS, OFFSETS, _I4, types.int64, types.int64,
+        BYTES, OFFSETS, TABLE, TABLE, ngrams.U8, ngrams.U8, ngrams.U8, _U1, _F8, OFFSETS, OFFSETS, OFFSETS, _I4, types.int64, types.int64,
         types.int64[::1], types.float64[::1],
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def _vote(
-    data, offsets, classes, script_of, rows, edges, states, weights, priors, bases, firsts, language_of, log1p, languages,
+    data, offsets, classes, script_of, known, table, long, weights, priors, bases, firsts, language_of, log1p, languages,
     english, best, scores,
 ):  # fmt: skip
     """Number of the prevailing language of each text (-1: no letters that tell) into `best`, and its score.
@@ -158,9 +163,10 @@ def _vote(
                    language language_of[firsts[S] + c], where width = firsts[S + 1] - firsts[S]; in ascending order
     """
     letters = np.zeros(len(firsts) - 1, np.int64)
-    counts = np.zeros(len(states) // 2, np.int32)  # there are fewer features than states
-    seen = np.empty(_PIECE, np.int32)
-    logs, sums = np.empty(len(language_of), np.float64), np.empty(len(language_of), np.int32)
+    counts = np.zeros(len(table), np.uint16)  # there are fewer n-grams than slots
+    seen, at_byte = np.empty(_PIECE, np.int32), np.empty(_PIECE, np.int32)
+    piece = np.zeros(ngrams.MARGIN + _PIECE, np.uint8)
+    logs, sums = np.empty(len(language_of), np.float64), np.empty(len(language_of) + PRODUCTS, np.int32)
     for row in range(len(offsets) - 1):
         said = np.zeros(languages, np.float64)
         spoken = np.zeros(languages, np.float64)
@@ -183,7 +189,9 @@ def _vote(
                 spoken[language_of[first]] += most
                 voices += most
             elif width > 1:
-                found = _count_features(data, i, stop, top == _LATIN, rows, edges, states, counts, seen)
+                found = _count_features(
+                    data, i, stop, top == _LATIN, piece, at_byte, known, table, long, weights, bases[top], width, counts, seen
+                )
                 scale = 1.0 / np.sqrt(np.float64(stop - i))
                 _judge(counts, seen, found, weights, bases[top], width, priors[first:], log1p, scale, sums, logs)
                 loud = most
@@ -225,7 +233,7 @@ class BuiltIn:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         model = LanguageIdentifier.from_model_file(MODEL_FILE)
-        self._automaton, features = automaton.build(
+        self._ngrams, features = ngrams.build(
             np.frombuffer(model.tk_nextmove, np.uint32),
             np.asarray(model.tk_row).astype(np.int64),
             np.asarray(model.tk_output, np.int32),
@@ -262,7 +270,8 @@ class BuiltIn:
             weights.append(np.ascontiguousarray(weights_FC[:, columns]).ravel())
             bases.append(bases[-1] + len(weights[-1]))
             firsts.append(firsts[-1] + len(languages[-1]))
-        self._weights, self._priors = np.concatenate(weights), np.concatenate(priors)
+        room = np.zeros(PRODUCTS, np.uint8)  # read behind the last row
+        self._weights, self._priors = np.concatenate([*weights, room]), np.concatenate(priors)
         self._bases, self._firsts = np.array(bases, np.int64), np.array(firsts, np.int64)
         self._language_of = np.array([code for codes in languages for code in codes], np.int64)
 
@@ -272,9 +281,9 @@ class BuiltIn:
         """The prevailing language of each text and its score; `und` and 0 where there are no letters of a known script."""
         best_N = np.empty(len(letters_NS), np.int64)
         scores_N = np.empty(len(letters_NS))
-        found = self._automaton
+        found = self._ngrams
         _vote(
-            data_U8, offsets_N1, CLASSES, scripts.SCRIPT_OF, found.rows, found.edges, found.state, self._weights, self._priors,
+            data_U8, offsets_N1, CLASSES, scripts.SCRIPT_OF, found.known, found.table, found.long, self._weights, self._priors,
             self._bases, self._firsts, self._language_of, self._log1p, len(self._codes), self._codes.index("en"), best_N, scores_N,
         )  # fmt: skip
         codes_N = np.array([*self._codes, UNKNOWN], object)[best_N]

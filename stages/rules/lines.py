@@ -152,7 +152,7 @@ def _look_at(data, i, end, classes, words_too):
     Pieces are counted where they are wanted; the longest may be one of `_BLOCK` bytes that is not seen, where it is no
     longer than that. `OVERREAD` bytes must be readable behind the text.
     """
-    words, longest, last = 0, np.int64(0), i
+    words, longest, last = np.int64(0), np.int64(0), i
     bracket, curly, hints = np.uint64(0), np.uint64(0), np.uint64(0)
     outside = _ONE  # whether a space is in front of byte i
     while i < end:

@@ -321,7 +321,7 @@ def _top_ngram(scratch, count, n, step, spaced, repeats, candidates, firsts, tim
     among = _list_pairs(last, step, repeats, candidates) if step else last
     mask = clear(table, among)
     used = 0
-    best, at = 1, 0
+    best, at = 1, np.int64(0)
     block = np.empty(_BLOCK, np.uint64)
     for start in range(0, among, _BLOCK):
         stop = min(start + _BLOCK, among)

@@ -20,6 +20,9 @@ from numba.extending import intrinsic
 #: Bytes that must be readable at an index that is given to one that makes masks or, up to 72 behind it, to `load8`.
 OVERREAD = 80
 
+#: Sums that `add_product` adds to at once.
+PRODUCTS = 32
+
 _BYTES = ir.VectorType(ir.IntType(8), 64)
 _MASK = ir.IntType(64)
 
@@ -144,12 +147,34 @@ def _fold_product(_typing: Any, _a: Any, _b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
+def _add_product(_typing: Any, sums: Any, _at: Any, weights: Any, _index: Any, _factor: Any) -> Any:
+    """`sums[at:at + 32] += factor * weights[index:index + 32]` of int32 sums, uint8 weights and an int32 factor."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        wide = ir.VectorType(ir.IntType(32), PRODUCTS)
+        narrow = ir.VectorType(ir.IntType(8), PRODUCTS)
+        place = builder.bitcast(
+            _address(context, builder, arguments[0], sums, arguments[1]), wide.as_pointer()
+        )
+        source = _address(context, builder, arguments[2], weights, arguments[3])
+        row = builder.zext(builder.load(builder.bitcast(source, narrow.as_pointer()), align=1), wide)
+        factors = builder.insert_element(ir.Constant(wide, ir.Undefined), arguments[4], ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(wide, [0] * PRODUCTS)
+        factors = builder.shuffle_vector(factors, ir.Constant(wide, ir.Undefined), zeros)
+        total = builder.add(builder.load(place, align=4), builder.mul(row, factors))
+        builder.store(total, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(sums, types.int64, weights, types.int64, types.int32), codegen
+
+
 #: Typed as anything, since they are called with the arguments behind the first one, and only by compiled code.
 load8: Any = intrinsic(_load8)
 lowest: Any = intrinsic(_lowest)
 highest: Any = intrinsic(_highest)
 bits: Any = intrinsic(_bits)
 fold_product: Any = intrinsic(_fold_product)
+add_product: Any = intrinsic(_add_product)
 
 masks = _masks_of(
     "ASCII letters; ASCII digits; apostrophes; commas and full stops; bytes of 0x80 and above.",

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.language import labelled
 from stages.document import text_buffers
-from stages.language import STEP, Language, automaton, sample
+from stages.language import STEP, Language, ngrams, sample
 from stages.language.codes import NAMES, short_code
 from stages.language.identify import one_line
 from tests.stages.scripts_corpus import TEXTS, batch
@@ -69,21 +69,28 @@ def test_scripts_and_models():
     assert languages("Der schnelle braune Fuchs springt über den faulen Hund und läuft davon.") == ["de"]
 
 
-def test_the_automaton_finds_what_the_full_table_of_the_model_does():
+def test_the_ngrams_found_are_those_of_a_walk_through_the_full_table():
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     model = LanguageIdentifier.from_model_file(MODEL_FILE)
     table = np.frombuffer(model.tk_nextmove, np.uint32).reshape(-1, 256)
     row_of, feature_of = np.asarray(model.tk_row).astype(np.int64), np.asarray(model.tk_output, np.int32)
-    found, old = automaton.build(table.ravel(), row_of, feature_of)
+    known, old = ngrams.build(table.ravel(), row_of, feature_of)
     assert sorted(old.tolist()) == sorted(set(feature_of[feature_of >= 0].tolist()))
-    noise = bytes(random.Random(1).randrange(256) for _ in range(3000))
-    state = mine = 0
-    for byte in " ".join(TEXTS.values()).encode() + noise:
-        state = int(table[row_of[state], byte])
-        mine = int(automaton.step(mine, byte, found.rows, found.edges, found.state))
-        feature = found.state[2 * mine + 1]
-        assert (old[feature] if feature >= 0 else -1) == feature_of[state]
+    draw = random.Random(1)
+    noise = bytes(draw.randrange(256) for _ in range(3000))
+    text = " ".join(TEXTS.values()).encode() + noise + "".join(draw.choice("aeiou nrst") for _ in range(3000)).encode()
+    place, found = 0, np.empty(ngrams.PIECE, np.int32)
+    while place < len(text):
+        piece = text[place : place + draw.choice((1, 3, 7, 100, ngrams.PIECE))]
+        place += len(piece)
+        data = np.frombuffer(bytes(ngrams.MARGIN) + piece, np.uint8)
+        ngrams.find(data, len(piece), known.known, known.table, known.long, found)
+        state, wanted = 0, []
+        for byte in piece:
+            state = int(table[row_of[state], byte])
+            wanted.append(int(feature_of[state]))
+        assert [int(old[number]) if number >= 0 else -1 for number in found[: len(piece)].tolist()] == wanted
 
 
 ENGLISH = "The settings of the network can be changed in the panel, and the computer has to be started again after that. "
