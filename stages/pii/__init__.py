@@ -30,7 +30,7 @@ class Pii(RowStage):
     """
 
     name: ClassVar[str] = "pii"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     changes_text: ClassVar[bool] = True
 
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1, description="What to look for.")] = tuple(KINDS)

@@ -56,7 +56,8 @@ def _local_part(window: str) -> str:
 
 _V4 = re.compile(r"(?<![0-9A-Za-z._\-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z_]|\.[0-9]|-[0-9])")
 _V6 = re.compile(
-    r"(?<![0-9A-Za-z:._])(?=[0-9A-Fa-f:]{0,4}:)[0-9A-Fa-f:]{3,39}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3})?(?![0-9A-Za-z:_])"
+    r"(?<![0-9A-Za-z:._])(?=[0-9A-Fa-f:]{0,4}:)(?:[0-9A-Fa-f:]{1,34}:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f:]{3,39})"
+    r"(?![0-9A-Za-z:_])"
 )
 
 #: Not public (RFC 6890 and successors); the documentation ranges count as public, because they stand for such.
@@ -84,6 +85,7 @@ _HOST_BEFORE = re.compile(
     r"[\s.:=\"'(为是]{0,4}(?:is |to |at |from |of )?\Z",
     re.IGNORECASE,
 )
+_PORT_AFTER = re.compile(r":[0-9]{2,5}(?![0-9A-Za-z.:])")
 #: Few digits and no number from 100 on: that looks like a version, and counts only behind a word such as "host".
 _DIGITS_OF_A_VERSION = 6
 _LARGEST_OF_A_VERSION = 99
@@ -102,7 +104,7 @@ def find_ips(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_host(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 32) : match.start()]
-    if _HOST_BEFORE.search(before):
+    if _HOST_BEFORE.search(before) or _PORT_AFTER.match(text, match.end()):
         return True
     if _VERSION_BEFORE.search(before):
         return False

@@ -15,6 +15,8 @@ _KNOWN = re.compile(
     + r"(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255}|glpat-[A-Za-z0-9_\-]{20,64}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|AIza[A-Za-z0-9_\-]{32,40}|xox[abeoprs]-[A-Za-z0-9\-]{10,250}|hf_[A-Za-z]{30,64}|npm_[A-Za-z0-9]{36}"
     r"|pypi-[A-Za-z0-9_\-]{50,255}|SG\.[A-Za-z0-9_\-]{16,32}\.[A-Za-z0-9_\-]{30,64}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,128}"
+    r"|dop_v1_[a-f0-9]{64}|shp(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}|GOCSPX-[A-Za-z0-9_\-]{28}|dckr_pat_[A-Za-z0-9_\-]{20,64}"
+    r"|gsk_[A-Za-z0-9]{40,64}|nvapi-[A-Za-z0-9_\-]{60,80}|glsa_[A-Za-z0-9]{32}_[A-Fa-f0-9]{8}"
     r"|eyJ[A-Za-z0-9_\-]{8,4096}\.eyJ[A-Za-z0-9_\-]{4,8192}\.[A-Za-z0-9_\-]{8,4096})" + _AFTER
 )
 #: A prefix that words can have too ("sk-learn"): the rest has to look drawn at random.

@@ -58,7 +58,8 @@ _BEARER = np.frombuffer(b"bearer", np.uint8)
 _COUNTRIES = _countries()
 _PREFIXES = _phrases(
     ("sk-", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
-     "AKIA", "ASIA", "AIza", "xox", "hf_", "npm_", "pypi-", "SG.", "eyJ")
+     "AKIA", "ASIA", "AIza", "xox", "hf_", "npm_", "pypi-", "SG.", "eyJ",
+     "dop_v1_", "shpat_", "shpca_", "shppa_", "shpss_", "GOCSPX-", "dckr_pat_", "gsk_", "nvapi-", "glsa_")
 )  # fmt: skip
 #: Words before an assigned secret; in either case.
 _NAMES = _phrases(
@@ -82,6 +83,8 @@ def _view(code):
         return np.int64(0x20)
     if code == 0xFF08 or code == 0xFF09 or code == 0xFF0B or code == 0xFF0E:
         return code - 0xFF08 + 0x28
+    if code == 0xFF38 or code == 0xFF58:
+        return code - 0xFEE0
     return np.int64(0x40) if code == 0xFF20 else np.int64(0)
 
 
@@ -156,9 +159,9 @@ def _known_prefix(data, i, end, prefixes, ends):
 def _may_begin_prefix(first, second):
     """The first two letters of a prefix or of "bearer": a quick look."""
     if first == 0x73 or first == 0x72:  # s r
-        return second == 0x6B
+        return second == 0x6B or (first == 0x73 and second == 0x68)
     if first == 0x67:  # g
-        return second == 0x68 or second == 0x69 or second == 0x6C
+        return second == 0x68 or second == 0x69 or second == 0x6C or second == 0x73
     if first == 0x41:  # A
         return second == 0x4B or second == 0x53 or second == 0x49
     if first == 0x42 or first == 0x62:  # B b
@@ -168,7 +171,9 @@ def _may_begin_prefix(first, second):
     return (
         (first == 0x78 and second == 0x6F)
         or (first == 0x68 and second == 0x66)
-        or (first == 0x6E and second == 0x70)
+        or (first == 0x6E and (second == 0x70 or second == 0x76))
+        or (first == 0x64 and (second == 0x6F or second == 0x63))
+        or (first == 0x47 and second == 0x4F)
         or (first == 0x53 and second == 0x47)
     )
 
@@ -282,11 +287,13 @@ def _number(data, begin, i, end):
         if group == 15 or group == 18 or group == 9:
             kinds |= ID_CARD
         elif group == 17:
-            kinds |= ID_CARD if i < end and data[i] | 0x20 == 0x78 else 0
+            kinds |= ID_CARD if i < end and _seen(data, i, end)[0] | 0x20 == 0x78 else 0
         elif group == 4:
             kinds |= ID_CARD if before == 5 or (before == 2 and two_before == 3) else 0
         elif group == 6:
             kinds |= ID_CARD if before == 3 else 0
+        elif group == 8:
+            kinds |= ID_CARD if before == 6 else 0
         two_before, before = before, group
         gap = 0
         byte = np.int64(0)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 # --- identity cards ------------------------------------------------------------------------------------------------
 
-_CN_ID = re.compile(r"(?<![0-9A-Za-z])[1-9][0-9]{16}[0-9Xx](?![0-9A-Za-z])")
+_CN_ID = re.compile(
+    r"(?<![0-9A-Za-z])[1-9][0-9]{5}(?:[0-9]{11}|[ \-][0-9]{8}[ \-][0-9]{3})[0-9Xx](?![0-9A-Za-z])"
+)
 _CN_PROVINCES = frozenset(
     str(code)
     for code in (
@@ -38,7 +40,7 @@ _SSN_SPOKEN = re.compile(
 def find_id_cards(text: str) -> Iterator[tuple[int, int]]:
     """Chinese resident identity numbers (check digit, province, date of birth) and US social security numbers."""
     for match in _CN_ID.finditer(text):
-        if is_chinese_id(match[0]):
+        if is_chinese_id(match[0].replace(" ", "").replace("-", "")):
             yield match.span()
     for match in _CN_OLD_ID.finditer(text):  # 15 digits, no check digit: only after its name
         if match[1][:2] in _CN_PROVINCES and _is_date("19" + match[1][6:12]):
@@ -156,7 +158,7 @@ IBAN_LENGTHS = {
     "SC": 31, "SD": 18, "SE": 24, "SI": 19, "SK": 24, "SM": 27, "SO": 23, "ST": 25, "SV": 28, "TL": 23, "TN": 24, "TR": 26,
     "UA": 29, "VA": 22, "VG": 24, "XK": 20, "YE": 30,
 }  # fmt: skip
-_IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ ]?[0-9A-Za-z])")
+_IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ \-]?[0-9A-Za-z])")
 
 
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:

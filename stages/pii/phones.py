@@ -1,4 +1,5 @@
-"""Phone numbers: international ones that exist, Chinese and North American forms, others behind a word for "phone"."""
+"""Phone numbers: international ones that exist, Chinese and North American forms, those of a country near its script, others
+behind a word for "phone"."""
 
 from __future__ import annotations
 
@@ -27,6 +28,15 @@ _CN_LANDLINE = re.compile(
 _NANP = re.compile(
     r"(?:(?:\+|00)?1[\-. ])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[\-.])[2-9][0-9]{2}[\-.][0-9]{4}"
 )
+#: How numbers are written inside of a country, and what has to stand near for it to be that country. Each must be in its plan.
+_LOCAL = (
+    ("JP", re.compile("[\u3040-\u30ff]"), re.compile(r"0[0-9]{1,4}-[0-9]{1,4}-[0-9]{3,4}|0[0-9]{1,4}\([0-9]{1,4}\)[0-9]{4}")),
+    ("KR", re.compile("[\uac00-\ud7a3]"), re.compile(r"\(?0[0-9]{1,2}\)?[\-. ][0-9]{3,4}[\-. ][0-9]{4}")),
+    ("RU", re.compile("[а-яё]"), re.compile(r"8[ \-]?\(?[0-9]{3,4}\)?[ \-][0-9]{2,3}-[0-9]{2}-[0-9]{2}")),
+    ("UA", re.compile("[іїєґ]"), re.compile(r"\(?0[0-9]{2}\)?[ \-][0-9]{3}[ \-][0-9]{2}[ \-][0-9]{2}")),
+    ("TH", re.compile("[\u0e00-\u0e7f]"), re.compile(r"0[0-9]{1,2}-[0-9]{3}-[0-9]{4}")),
+    ("IL", re.compile("[\u05d0-\u05ea]"), re.compile(r"0[0-9]{1,2}-[0-9]{7}")),
+)
 _GROUPED = re.compile(r"\(?\+?[0-9]{1,5}\)?(?:[ .\-/]{1,2}\(?[0-9]{2,8}\)?){1,5}")
 #: Dates somewhere in it, and what ends in a year ("GB/T 2260-2007").
 _DATE = re.compile(
@@ -36,16 +46,43 @@ _DATE = re.compile(
 _DECIMAL = re.compile(r"[0-9]+\.[0-9]+|(?:[0-9]+\.){3,}[0-9]+|0[xX].*")
 _HAN = re.compile("[\u4e00-\u9fff]")
 
-#: A word for phone (or calling), what may follow it ("number is", "：", "me on"), then the number.
+#: Words for phone and calling in scripts that part words by spaces or have letters that words are made of.
+_WORDS = (
+    r"phone|telephone|telefone?|tele?phon|téléphone|teléfono|telefono|telefon|telefoon|telepon|tlf|telp?|tlp|tél|mobile?|mobiel|mob"
+    r"|móvil|celular|cellulare|cel|handy|gsm|fax|faks|hotline|dial|answering|whatsapp|sms|viber"
+    r"|ligue|llame|appelez|puh|puhelin|matkapuhelin|cep|komórka|(?:nomor|no\.?) hp|portable\s{0,2}:|sđt|đt|điện thoại"
+)
+#: Words that stand before other numbers too: a few digits in one piece behind them are a count.
+_WEAK_WORDS = (
+    r"call|reach|reached|ring|desk|cell|mi número|my number|meine nummer|(?:contact|text) (?:us|me|him|her|them)"
+)
+#: … of which one word says that a number follows: "Telefonnummer", "telefonnr", "telefonszám".
+_COMPOUNDS = (
+    r"(?:telefon|handy|mobil(?:funk|telefon)?|ruf|fax|telefax|phone|telefoon|gsm|puhelin|matkapuhelin)(?:s?nummer|nr|n[uú]mer[oe]?|numero|szám)"
+)
+_CYRILLIC = r"тел(?:ефон(?:а|у|ом|ы|и)?)?|моб(?:ильн(?:ый|ого))?|сот(?=[.:])|факс|звоните|дзвоніть|мобільн(?:ий|ого)"
+_OTHERS = (
+    r"電話|电话|手机|手機|携帯|座机|传真|傳真|热线|熱線|致电|拨打|撥打|请拨|联系方式|联系电话|(?:电话|手机|電話|手機)[^0-9\n]{1,8}号码|ファックス"
+    r"|ＴＥＬ|ＦＡＸ|Ｔｅｌ|[℡☎☏✆📞📱🕾]\ufe0f?|전화|연락처|휴대폰|핸드폰|팩스|โทรศัพท์|โทร|มือถือ|เบอร์|هاتف|جوال|موبايل|تلفن|موبایل|טלפון|נייד"
+    r"|फ़ोन|फ़ोन|फोन|मोबाइल|(?<![α-ωά-ώ])(?:τηλ(?:έφωνο)?|κινητό|φαξ)"
+)
+#: What may follow the word: "number is", "№", "(home)", "：" …
+_BETWEEN = (
+    r"(?:[\s.:：#）)\-/]{0,4}(?:(?:number|no|nr|num|nummer|número|numero|numéro|numer|kom|is|ist|est|es|me|us|at|on|to|or|ao|au|al|номер"
+    r"|号码|號碼|番号|번호|号|是|为|為|は|는|은|नंबर|नम्बर|:"
+    r"|[(（](?:home|work|office|mobile|cell|day|evening|direct|main|privat|dienstlich|自宅|会社|宅|办公|家)[)）])"
+    r"[\s.:：]{0,3}){0,3}|[\s.:：]{1,2}гарячої лінії )"
+)
+#: A word for phone (or calling), what may follow it, then the number; the group is there if it is one of the weak words.
 _WORD_BEFORE = re.compile(
-    r"(?:(?<![A-Za-z])(?:phone|telephone|telefone?|tele?phon|téléphone|teléfono|telefono|telefon|tlf|tel|tél|mobile|mob|móvil"
-    r"|celular|cell|handy|fax|faks|hotline|call|dial|answering|reach|reached|desk|whatsapp|sms|viber|ligue|llame|appelez|sđt|đt|điện thoại)(?![A-Za-z])"
-    r"|тел|телефон|факс|звоните|電話|电话|手机|手機|携帯|座机|传真|傳真|热线|熱線|致电|拨打|撥打|请拨|联系方式|联系电话|전화|연락처"
-    r"|휴대폰|โทร|هاتف|الهاتف|جوال|फ़ोन|फोन|मोबाइल)"
-    r"(?:[\s.:：#）)\-]{0,4}(?:(?:number|no|nr|num|is|me|us|at|on|to|or|номер|号码|號碼|番号|번호|号|是|为|為|は|는|은|:)"
-    r"[\s.:：]{0,3}){0,3})\(?\Z",
+    rf"(?:(?<![^\W\d_])(?:{_COMPOUNDS}|{_WORDS}|({_WEAK_WORDS}))(?![^\W\d_\u0e00-\U0010ffff])|(?<![а-яёіїєґ])(?:{_CYRILLIC})(?![а-яёіїєґ])|{_OTHERS})"
+    rf"{_BETWEEN}[\s.:：/\-–]{{0,3}}\(?\Z",
     re.IGNORECASE,
 )
+#: One letter stands for the word, if what follows begins as numbers in a country do.
+_LETTER_BEFORE = re.compile(r"(?<![^\W\d_])(?:T|M|P|Ph|Tf|H)[.:]\s{0,2}\Z", re.IGNORECASE)
+_CALL_OF_FUNCTION = re.compile(r"[A-Za-z0-9_]\(\Z")
+_YEARS = re.compile(r"(?:(?:19|20)[0-9]{2}[ \-/.]*)+")
 _WORD_AFTER = re.compile(r"[\s\-(]{0,2}(?:office|fax|mobile|cell|home|direct)(?![A-Za-z])", re.IGNORECASE)
 _MAIL = re.compile(r"[0-9A-Za-z_\-]@[0-9A-Za-z\-]{2,63}\.")
 _MONEY_BEFORE = re.compile(r"[$€£¥￥#№]\s?\Z")
@@ -79,13 +116,36 @@ def _phone_end(text: str, match: re.Match[str]) -> int:
     if len(re.findall("[0-9]+", run)) > _GROUPS or _MONEY_BEFORE.search(before):
         return 0
     after = text[match.end() : match.end() + _REACH]
-    word = _WORD_BEFORE.search(before) is not None or _WORD_AFTER.match(after) is not None
-    chinese = _HAN.search(before[-24:] + after[:24]) is not None
+    word = _is_called(before, run) or _WORD_AFTER.match(after) is not None
+    near = before[-24:] + after[:24]
+    chinese = _HAN.search(near) is not None
     mail = _MAIL.search(before.rpartition("\n")[2] + " " + after.partition("\n")[0]) is not None
     for stop in _cuts(run):
-        if _is_phone(run[:stop], word, chinese, mail):
+        if _is_phone(run[:stop], word, chinese, mail) or _is_local(run[:stop], near):
             return stop
     return 0
+
+
+def _is_called(before: str, run: str) -> bool:
+    """Whether what stands in front of a run calls it a phone number."""
+    if _CALL_OF_FUNCTION.search(before):
+        return False
+    long = sum(c.isdigit() for c in run) >= 9
+    if word := _WORD_BEFORE.search(before):
+        return word[1] is None or long or not run.isdigit() or word.end(1) < word.end() - 2
+    return run[0] in "0(" and long and _LETTER_BEFORE.search(before) is not None
+
+
+def _is_local(value: str, near: str) -> bool:
+    """Whether it is a number as it is written inside of the country whose script stands near."""
+    for country, script, form in _LOCAL:
+        if form.fullmatch(value) and script.search(near):
+            try:
+                number = phonenumbers.parse(value, country)
+            except phonenumbers.NumberParseException:
+                return False
+            return phonenumbers.is_valid_number(number)
+    return False
 
 
 def _cuts(run: str) -> list[int]:
@@ -98,7 +158,7 @@ def _is_phone(value: str, word: bool, chinese: bool, mail: bool) -> bool:
     """Whether it is a phone number, given a word for phone before it, Chinese around it, an e-mail address near it."""
     core = _EXTENSION.sub("", value)
     digits = sum(c.isdigit() for c in core)
-    if digits < 6 or _DATE.search(core) or (_DECIMAL.fullmatch(core) and not word):
+    if digits < 6 or _DATE.search(core) or _YEARS.fullmatch(core) or (_DECIMAL.fullmatch(core) and not word):
         return False
     if core.startswith(("+", "(+", "00")):
         return _is_international(core, word)

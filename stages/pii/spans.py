@@ -44,7 +44,7 @@ KINDS: dict[Kind, Finder] = {
 #: One character for one, so that indices stay those of the original.
 _FORMS = {0xFF10 + d: 0x30 + d for d in range(10)} | {0x0660 + d: 0x30 + d for d in range(10)}
 _FORMS |= {0x06F0 + d: 0x30 + d for d in range(10)} | {
-    ord(w): ord(a) for w, a in zip("＠（）－＋．", "@()-+.", strict=True)
+    ord(w): ord(a) for w, a in zip("＠（）－＋．Ｘｘ", "@()-+.Xx", strict=True)
 }
 _FORMS |= dict.fromkeys(range(0x2010, 0x2014), 0x2D) | {0x2212: 0x2D, 0x00A0: 0x20, 0x202F: 0x20}
 

@@ -26,6 +26,27 @@ def case(shared, name: str) -> list[dict]:
     return [json.loads(line) for line in lines if line]
 
 
+#: A number behind what calls it one, or as it is written in the country whose script is near; `|` parts the cases.
+PHONES = """
+Telefonnummer: 0461 123456|Rufnummer 030 / 1234567|Meine Handynummer ist 0171 2345678.|Mobilnummer: 0664 1234567|Mobiel: 06 12345678
+GSM: 0475 12 34 56|Numéro de téléphone : 01 42 68 53 00|Portable : 06.12.34.56.78|mi número es 612 345 678|Cel: (11) 91234-5678
+тел. 8-916-123-45-67|моб.: 067 123 45 67|Номер телефона 8 800 555 35 35|Сот. 8 777 123 45 67|мы ждём, 8 (495) 123-45-67
+Cep: 0532 123 45 67|Telefonszám: 06 30 123 4567|Puh. 040 1234567|tel. kom. 601 234 567|Mobil: 070-123 45 67|телефон гарячої лінії 0 800 123 456
+電話番号は03-1234-5678です|お店は03-1234-5678です|携帯番号：０９０－１２３４－５６７８|℡ 03-1234-5678|☎ 0461-1234567|📞 020 7946 0123
+전화번호: 02-123-4567|핸드폰 010 1234 5678|문의는 02-123-4567로|电话：88886666|手机号码为13800001234|打我电话，号码是 8888 6666|热线：4008208820
+手機號碼：0912345678|拨打12345678咨询|call 555-0123|Call me on 75 196 772|Phone (home): 0161 496 0123|T: 020 7946 0123|text me at 07700 900123
+เบอร์ 081-234-5678|ติดต่อ 02-123-4567 นะ|फ़ोन नंबर 98765 43210|جوال: ٠٥٠١٢٣٤٥٦٧|تلفن: ۰۲۱۱۲۳۴۵۶۷۸|טלפון: 03-1234567|חייגו 03-1234567|Τηλ. 210 1234567
+Số điện thoại: 0912 345 678|No. HP: 0812-3456-7890|nomor telepon: 0812 3456 7890
+"""
+
+
+@pytest.mark.parametrize("text", [one for line in PHONES.strip().split("\n") for one in line.split("|")])
+def test_a_word_or_a_script_says_that_it_is_a_phone(text):
+    found = find_spans(text)
+    assert [span.kind for span in found] == ["phone"]
+    assert sum(map(str.isdigit, text)) == sum(map(str.isdigit, text[found[0].start : found[0].stop]))
+
+
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
@@ -41,6 +62,10 @@ def case(shared, name: str) -> list[dict]:
         ("手机１３８００１３８０００，座机（010）55551744", "手机<PHONE>，座机<PHONE>"),
         ("call +44 20 7946 0958 or (201) 555-0123 x12", "call <PHONE> or <PHONE>"),
         ("身份证号为11010519491231002X，请核对", "身份证号为<ID-CARD>，请核对"),
+        ("身份证号１１０１０５１９４９１２３１００２Ｘ", "身份证号<ID-CARD>"),
+        ("身份證：110105 19491231 002X或110105-19491231-002x", "身份證：<ID-CARD>或<ID-CARD>"),
+        ("DE89-3704-0044-0532-0130-00", "<IBAN>"),
+        ("8.8.8.8:53 and ::ffff:8.8.8.8", "<IP>:53 and <IP>"),
         ("SSN 078-05-1120", "SSN <ID-CARD>"),
         ("card 4111 1111 1111 1111.", "card <BANK-CARD>."),
         ("GB82 WEST 1234 5698 7654 32 and gb82west12345698765432", "<IBAN> and <IBAN>"),
@@ -74,6 +99,9 @@ def test_found(text, clean):
         "@property a@b A@B.T(x) sk-learn-is-a-nice-package-to-use password: ${SECRET_VALUE_1} #1380000 rs299284 were identified",
         "https://user:password@host.example/ Thu 2021-04-29 18:00:11 2004-11-29-19:50",
         "666-12-3456 900-12-3456 123-00-4567",
+        "call 1234567 times, call(12345678), desk 1234567, cell 1234567 cells, mobile 2019 2020 2021, iPhone 12 2020",
+        "手机销量达到1234567台，手机售价12345678元，电话会议于2021年3月15日召开，学号：2018123456，QQ群 123456789",
+        "прошло несколько сот 1 234 567 лет, хотел 1234567, M: 12 345 678, T: 1234567, mobile 2019-2020, 12:34:56 2001:10:20",
     ],
 )  # fmt: skip
 def test_not_found(text):
