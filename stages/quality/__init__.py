@@ -43,7 +43,7 @@ class _Judge(Stage):
     """What scoring needs, whichever kind of stage it is done in."""
 
     name: ClassVar[str] = "quality"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     model: Annotated[
         FilePath | None,

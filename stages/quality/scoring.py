@@ -20,6 +20,7 @@ from numba import njit, types
 
 from stages.language.identify import one_line
 from stages.quality.shape import shape_words
+from stages.quality.soundness import soundness
 from stages.text.kernels import BYTES, CLASSES, END, OFFSETS, TABLE, next_token
 from stages.text.memory import copy_bytes
 
@@ -41,6 +42,7 @@ class Scorer:
 
     def score(self, data_U8: np.ndarray, offsets_N1: np.ndarray, whole: bool = True) -> np.ndarray:
         """uint16 [N]: the probability of the label for each text, in steps; 0 for a text without a word.
+        With a model of our own the probability counts as far as the text is sound.
 
         whole  whether these are documents: what lines and repetitions are like says nothing of a single paragraph
         """
@@ -53,7 +55,10 @@ class Scorer:
             float(chance[own.index(self.label)]) if self.label in own and line.strip() else 0.0
             for own, chance, line in zip(map(list, labels), chances, lines, strict=True)
         ]
-        return np.round(np.clip(np.array(found), 0.0, 1.0) * STEPS).astype(np.uint16)
+        scores_N = np.clip(np.array(found), 0.0, 1.0)
+        if whole and self.form == "shaped":
+            scores_N *= soundness(data_U8, offsets_N1)
+        return np.round(scores_N * STEPS).astype(np.uint16)
 
 
 def written(data_U8: np.ndarray, offsets_N1: np.ndarray, form: Form) -> list[str]:

@@ -21,6 +21,7 @@ from stages.contract.problem import SpecError
 from stages.document import text_buffers
 from stages.quality import Quality
 from stages.quality.scoring import STEPS, load_scorer, read_card, spaced
+from stages.quality.soundness import soundness
 from stages.quality.train import Settings, read_texts, train
 from stages.stage import RowStage
 from stages.text import words
@@ -296,3 +297,50 @@ def test_lines_of_the_case_are_spaces(shared, model):
     flat = [re.sub("[\n\r\u2028]", " ", text) for text in texts]
     for form in ("plain", "words"):
         assert scores(model, *texts, form=form) == scores(model, *flat, form=form)
+
+
+PROSE = " ".join(f"Sentence {n} of the story is about water, wheat and the {n} stones of a mill." for n in range(40))
+ACCENTS = "La divulgación coordinada también está aquí, según el autor, y así llegó después. " * 3
+
+
+def sound(*texts: str) -> list[float]:
+    return soundness(*text_buffers(pa.array(texts, pa.large_string()))).tolist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", PROSE, TEXTS["zh"], TEXTS["ja"], TEXTS["ru"], TEXTS["hi"], ACCENTS[:80], "Der Spaß“, sagte er. «là\u00a0»", "ΔGpol = ∑M⟨ΔUself⟩PM, naïve café",
+        "И Wi-Fi, и USB-порт", "龘鱻 與 傳統漢字", "🏳️‍🌈 emoji 👨‍👩‍👧", "a\u0085b", "मैं घर जा रहा हूँ",
+    ],
+)  # fmt: skip
+def test_texts_as_they_were_written_are_sound(text):
+    assert sound(text) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ACCENTS.encode().decode("latin-1"),
+        ACCENTS.encode().decode("cp1252", "replace"),
+        ACCENTS.encode().decode("cp1251", "replace"),
+        PROSE[:200] + ACCENTS.encode().decode("latin-1"),
+        TEXTS["zh"].encode().decode("gbk", "replace"),
+        "锟斤拷锟斤拷，锟斤拷的文字。" * 2,
+        f"{PROSE[:400]}\n\n" * 3,
+        "over and over the same ten words come back to us " * 20,
+    ],
+    ids=("latin-1", "cp1252", "cp1251", "in part", "gbk", "kuntangkao", "paragraphs", "loop"),
+)
+def test_spoilt_texts_are_not(text):
+    assert sound(PROSE, text)[1] < 0.5
+
+
+def test_soundness_counts_in_the_score(tmp_path):
+    texts = [f"good water wheat mill {n}" for n in range(30)], [f"bad spam click buy {n}" for n in range(30)]
+    train(*texts, tmp_path / "m.bin", Settings(epoch=2))
+    scorer = load_scorer(str(tmp_path / "m.bin"), None, None)
+    loop = "over and over the same ten words come back to us " * 20
+    buffers = text_buffers(pa.array([loop], pa.large_string()))
+    assert scorer.score(*buffers).tolist() == [0]
+    assert scorer.score(*buffers, whole=False)[0] > 0
