@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from stages.document import text_buffers
 from stages.language import Language
 from stages.rules import RULES, Rules
-from stages.rules.lines import count_sentences
+from stages.rules.hashing import hash_bytes, hash_text, short_hash
+from stages.rules.lines import clean_lines, count_sentences
 from stages.rules.statistics import measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.text import words
 from stages.text.kernels import CLASSES
+from stages.text.vectors import OVERREAD
 from tests.stages.scripts_corpus import TEXTS, batch
 
 ENGLISH = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -55,8 +60,8 @@ def datatrove_filters(preset: str):
             raise NotImplementedError
 
         def span_tokenize(self, text):
-            content = np.frombuffer(text.encode(), np.uint8)
-            return [(0, 0)] * int(count_sentences(content, 0, len(content), CLASSES, False))
+            content = np.frombuffer(text.encode() + bytes(OVERREAD), np.uint8)
+            return [(0, 0)] * int(count_sentences(content, 0, len(content) - OVERREAD, CLASSES, False))
 
     ours = Ours()
     gopher = [(GopherRepetitionFilter(language=ours), "gopher_"), (GopherQualityFilter(language=ours), "")]
@@ -240,3 +245,70 @@ def test_what_was_replaced_or_left_out_is_counted_and_said():
     assert said[1].startswith("2 of 4 documents are in languages without a list of stop words")
     assert stage.remarks(4, 1, {"rules.unspaced": 0, "rules.no-stop-words": 0}) == []
     assert set(Rules(preset="code").adds()) == {"rules.unspaced"}
+
+
+PIECES = st.sampled_from(
+    [*"ab c.\n!?,'#-9é’…。中\t\r\x0b\x1c\u2028\x85\xa0\u3000🎉", "...", "word ", "w0rds and ", "\n\n", "x" * 61, "y" * 130]
+)
+LINE_ENDS = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+def sentences(line: str) -> int:
+    """Pieces that hold a letter or digit and end with a mark (ASCII: before white space or the end), or with the line."""
+    found, filled = 0, False
+    for at, character in enumerate(line):
+        ends = (character in ".!?" and line[at + 1 : at + 2] <= " ") or character == "。"
+        if ends:
+            found, filled = found + filled, False
+        elif character not in ".!?":
+            filled = filled or character.isalnum()
+    return found + filled
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=st.lists(st.lists(PIECES, max_size=60).map("".join), min_size=1, max_size=4), least=st.integers(0, 4))
+def test_numbers_by_masks_are_those_of_python(parts, least):
+    numbers, _ = measure(*text_buffers(pa.array(parts, pa.large_string())), "ngrams", 30, {})
+    for row, text in enumerate(parts):
+        alone, _ = measure(*text_buffers(pa.array([text], pa.large_string())), "ngrams", 30, {})
+        assert {name: int(values[row]) for name, values in numbers.items()} == {n: int(v[0]) for n, v in alone.items()}
+        assert numbers["characters"][row] == len(text)
+        assert numbers["hashes"][row] == text.count("#")
+        assert numbers["ellipses"][row] == text.count("...") + text.count("…")
+        assert numbers["alphanumerics"][row] == sum(map(str.isalnum, text))
+        assert numbers["longest_line"][row] == max(map(len, text.split("\n")))
+        assert numbers["words"][row] == len(words(text))
+        assert numbers["broken_lines"][row] == len(text.splitlines())
+    how = {"end_punctuation": False, "min_words": least, "max_word_length": 70, "lorem_ipsum": False, "curly_brackets": False}
+    no = np.zeros(len(parts), bool)
+    data, offsets, found = clean_lines(pa.array(parts, pa.large_string()), no, no, **how)
+    for row, text in enumerate(parts):
+        kept = [line.strip() for line in LINE_ENDS.split(text)]
+        kept = [x for x in kept if len(x.split()) >= least and max(map(len, x.split()), default=0) <= 70]
+        if text and LINE_ENDS.fullmatch(text[-1]):
+            kept = kept[:-1] if least == 0 else kept
+        assert data[offsets[row] : offsets[row + 1]].tobytes().decode() == "\n".join(kept).strip()
+        assert found["sentences"][row] == sum(map(sentences, kept))
+
+
+@pytest.mark.parametrize("size", range(70))
+def test_hashes_in_python_are_those_of_the_kernels(size):
+    text = "".join(map(chr, range(48, 48 + size)))
+    data = np.frombuffer(b"##" + text.encode() + b"x" * 16, np.uint8)
+    assert int(hash_bytes(data, 2, 2 + size)) == hash_text(text)
+    if 0 < size < 16:
+        assert int(short_hash_of(data, 2, size)) == hash_text(text)
+
+
+@njit
+def short_hash_of(data, i, size):
+    return short_hash(data, i, size)
+
+
+def test_phrases_of_the_line_rules_are_found_wherever_they_stand():
+    for phrase in ("JavaScript", "Terms of Use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "Use Cookies"):
+        for before in range(60, 70):
+            line = "w " * (before // 2) + "é" * (before % 2) + phrase
+            assert verdicts(f"{line} and more\nA line that stays here.", preset=None, line_rules=True) == [None]
+            found = Rules(preset=None, line_rules=True).apply(batch([f"{line} and more\nA line that stays here."]))
+            assert found.column("text").to_pylist() == ["A line that stays here."]
