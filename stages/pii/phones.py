@@ -37,6 +37,7 @@ _LOCAL = (
     ("TH", re.compile("[\u0e00-\u0e7f]"), re.compile(r"0[0-9]{1,2}-[0-9]{3}-[0-9]{4}")),
     ("IL", re.compile("[\u05d0-\u05ea]"), re.compile(r"0[0-9]{1,2}-[0-9]{7}")),
 )
+_LOCAL_SCRIPTS = re.compile("[\u3040-\u30ff\uac00-\ud7a3а-яёіїєґ\u0e00-\u0e7f\u05d0-\u05ea]")
 _GROUPED = re.compile(r"\(?\+?[0-9]{1,5}\)?(?:[ .\-/]{1,2}\(?[0-9]{2,8}\)?){1,5}")
 #: Dates somewhere in it, and what ends in a year ("GB/T 2260-2007").
 _DATE = re.compile(
@@ -79,6 +80,12 @@ _WORD_BEFORE = re.compile(
     rf"{_BETWEEN}[\s.:：/\-–]{{0,3}}\(?\Z",
     re.IGNORECASE,
 )
+#: A piece of each of these words, in small letters: where none stands, the pattern above need not be tried.
+_PIECES = re.compile(
+    "phon|fon|t[eé]l|tl[fp]|mob|móvil|cel|handy|gsm|fa[xk]|hotline|dial|answering|whatsapp|sms|viber|ligue|llame|appelez|puh|cep"
+    "|komórka|hp|portable|đt|điện|call|reach|ring|desk|número|number|nummer|contact|text|ruf|тел|моб|сот|факс|звон|[電电手携座传傳热熱致拨撥请联]"
+    "|ファ|[ＴＦｔｆ℡☎☏✆📞📱🕾]|전화|연락|휴대|핸드|팩스|โทร|มือถือ|เบอร์|هاتف|جوال|موبايل|تلفن|موبایل|טלפון|נייד|फ|मोबाइल|τηλ|κινητό|φαξ"
+)
 #: One letter stands for the word, if what follows begins as numbers in a country do.
 _LETTER_BEFORE = re.compile(r"(?<![^\W\d_])(?:T|M|P|Ph|Tf|H)[.:]\s{0,2}\Z", re.IGNORECASE)
 _CALL_OF_FUNCTION = re.compile(r"[A-Za-z0-9_]\(\Z")
@@ -119,9 +126,10 @@ def _phone_end(text: str, match: re.Match[str]) -> int:
     word = _is_called(before, run) or _WORD_AFTER.match(after) is not None
     near = before[-24:] + after[:24]
     chinese = _HAN.search(near) is not None
+    local = run[0] in "0(8" and _LOCAL_SCRIPTS.search(near) is not None
     mail = _MAIL.search(before.rpartition("\n")[2] + " " + after.partition("\n")[0]) is not None
     for stop in _cuts(run):
-        if _is_phone(run[:stop], word, chinese, mail) or _is_local(run[:stop], near):
+        if _is_phone(run[:stop], word, chinese, mail) or (local and _is_local(run[:stop], near)):
             return stop
     return 0
 
@@ -131,7 +139,7 @@ def _is_called(before: str, run: str) -> bool:
     if _CALL_OF_FUNCTION.search(before):
         return False
     long = sum(c.isdigit() for c in run) >= 9
-    if word := _WORD_BEFORE.search(before):
+    if _PIECES.search(before.lower()) and (word := _WORD_BEFORE.search(before)):
         return word[1] is None or long or not run.isdigit() or word.end(1) < word.end() - 2
     return run[0] in "0(" and long and _LETTER_BEFORE.search(before) is not None
 
