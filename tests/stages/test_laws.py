@@ -49,7 +49,7 @@ DIGESTS = {
     ("normalize", 1): "5d4aaac30c7052dd",
     ("language", 3): "e2db42c6e9986f4c",
     ("rules", 2): "41b632530cd338da",
-    ("pii", 2): "ab76685740f75309",
+    ("pii", 3): "ab76685740f75309",
 }
 
 
