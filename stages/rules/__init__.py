@@ -24,12 +24,13 @@ from pydantic import Field, field_validator
 from stages.contract.config import Count, Share
 from stages.document import text_buffers, with_column
 from stages.rules.columns import REPEATED_SIZES, TOP_SIZES, UNSPACED_FROM
-from stages.rules.lines import chosen, clean_lines
+from stages.rules.lines import clean_lines
 from stages.rules.presets import PRESETS, Preset
 from stages.rules.statistics import Depth, measure
 from stages.rules.stop_words import STOP_WORDS
 from stages.stage import RowStage
 from stages.text import VERSION, Buffers
+from stages.text.cutting import chosen
 from stages.verdict import give_verdict, mark_column
 
 Numbers = dict[str, np.ndarray]

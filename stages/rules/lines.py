@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit, types
 
-from stages.document import text_array, text_buffers
+from stages.document import text_buffers
 from stages.rules.shape import stripped
 from stages.text.kernels import (
     BYTES,
@@ -395,28 +395,3 @@ def clean_lines(
         "curly_bracket": (verdict_N == CURLY_BRACKET).astype(np.int64),
         "sentences": found_N2[:, 1],
     }
-
-
-@njit(types.void(BYTES, OFFSETS, BYTES, OFFSETS, _FLAGS, types.uint8[::1], types.int64[::1]), cache=True, nogil=True)
-def _choose(ours, our_offsets, others, other_offsets, other, out, out_offsets):
-    at = np.int64(0)
-    for row in range(len(other)):
-        if other[row]:
-            start, size = other_offsets[row], other_offsets[row + 1] - other_offsets[row]
-            copy_bytes(out, at, others, start, size)
-        else:
-            start, size = our_offsets[row], our_offsets[row + 1] - our_offsets[row]
-            copy_bytes(out, at, ours, start, size)
-        at += size
-        out_offsets[row + 1] = at
-
-
-def chosen(
-    data_U8: np.ndarray, offsets_N1: np.ndarray, texts: pa.Array, theirs_N: np.ndarray
-) -> pa.Array:
-    """The texts in the buffers; where theirs_N (bool) says so, those of `texts`."""
-    others_U8, other_offsets_N1 = text_buffers(texts)
-    sizes_N = np.where(theirs_N, np.diff(other_offsets_N1), np.diff(offsets_N1))
-    out_U8, out_offsets_N1 = np.empty(int(sizes_N.sum()), np.uint8), np.zeros(len(offsets_N1), np.int64)
-    _choose(data_U8, offsets_N1, others_U8, other_offsets_N1, theirs_N, out_U8, out_offsets_N1)
-    return text_array(out_U8, out_offsets_N1)

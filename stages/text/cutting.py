@@ -1,10 +1,12 @@
-"""Where the lines of texts begin and end, and texts without some of them. Compiled."""
+"""Where the lines of texts begin and end, texts without some of them, and one array of two. Compiled."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 from numba import njit, types
 
+from stages.document import text_array, text_buffers
 from stages.text.kernels import BYTES, OFFSETS
 from stages.text.memory import copy_bytes
 
@@ -102,3 +104,31 @@ def cut_lines(
     out_offsets_N1 = np.zeros(len(offsets_N1), np.int64)
     used = _without(data_U8, offsets_N1, bounds_N1, starts, stops, gone, out_U8, out_offsets_N1)
     return out_U8[:used], out_offsets_N1
+
+
+_THEIRS = types.Array(types.boolean, 1, "C", readonly=True)
+
+
+@njit(types.void(BYTES, OFFSETS, BYTES, OFFSETS, _THEIRS, types.uint8[::1], types.int64[::1]), cache=True, nogil=True)
+def _choose(ours, our_offsets, others, other_offsets, other, out, out_offsets):
+    at = np.int64(0)
+    for row in range(len(other)):
+        if other[row]:
+            start, size = other_offsets[row], other_offsets[row + 1] - other_offsets[row]
+            copy_bytes(out, at, others, start, size)
+        else:
+            start, size = our_offsets[row], our_offsets[row + 1] - our_offsets[row]
+            copy_bytes(out, at, ours, start, size)
+        at += size
+        out_offsets[row + 1] = at
+
+
+def chosen(
+    data_U8: np.ndarray, offsets_N1: np.ndarray, texts: pa.Array, theirs_N: np.ndarray
+) -> pa.Array:
+    """The texts in the buffers; where theirs_N (bool) says so, those of `texts`."""
+    others_U8, other_offsets_N1 = text_buffers(texts)
+    sizes_N = np.where(theirs_N, np.diff(other_offsets_N1), np.diff(offsets_N1))
+    out_U8, out_offsets_N1 = np.empty(int(sizes_N.sum()), np.uint8), np.zeros(len(offsets_N1), np.int64)
+    _choose(data_U8, offsets_N1, others_U8, other_offsets_N1, theirs_N, out_U8, out_offsets_N1)
+    return text_array(out_U8, out_offsets_N1)
