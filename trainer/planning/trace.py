@@ -123,7 +123,7 @@ def _by_part(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
     return found
 
 
-def _sharded(case: Case, mesh: Any) -> nn.Module:
+def _sharded(case: Case, mesh: Any) -> model.Llama:
     """The model, sharded as a run shards it."""
     net = model.Llama(case.shape, case.recompute)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.compute, torch.float32)

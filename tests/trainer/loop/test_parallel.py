@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from stages.contract.problem import SpecError
 from tests.trainer.ranks import two_steps
 from tests.trainer.tiny import alone, corpus, overrides
-from trainer.loop.parallel import World, data_mesh
+from trainer.loop.parallel import World, mesh_of
 
 ROOT = Path(__file__).parents[3]
 SETS = overrides(4, "lr_schedule.peak_lr=1e-3", "lr_schedule.warmup_steps=0", "lr_schedule.decay=constant")
@@ -58,7 +58,10 @@ def spread(manifest: Path, out: Path, ranks: int, cases: list[str]) -> list[dict
         running.append(subprocess.Popen(command, env=os.environ | names, stderr=subprocess.PIPE, text=True))
     errors = [process.communicate(timeout=200)[1] for process in running]
     assert [process.returncode for process in running] == [0] * ranks, errors
-    return [load_file(out / f"{number}.safetensors") for number in range(len(cases))]
+    return [
+        {name: tensor for part in sorted(out.glob(f"{number}-*.safetensors"), reverse=True) for name, tensor in load_file(part).items()}
+        for number in range(len(cases))
+    ]
 
 
 def compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], what: str) -> None:
@@ -91,4 +94,4 @@ def test_every_way_to_spread_the_model_gives_the_gradients_of_one_process(manife
 def test_ranks_that_do_not_fit_into_groups_are_refused():
     world = World(0, 6, torch.device("cpu"), 6)
     with pytest.raises(SpecError, match=r"6 ranks cannot be cut into 4 equal groups[\s\S]*1, 2, 3, 6"):
-        data_mesh(world, "hybrid", 4)
+        mesh_of(world, "hybrid", 4)
