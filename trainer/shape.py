@@ -63,6 +63,11 @@ class ModelShape:
         """Parameters of the norms of a layer."""
         return 2 * self.width + (2 * self.head_dim if self.qk_norm else 0)
 
+    def uneven(self, ranks: int) -> list[str]:
+        """What so many ranks cannot share evenly."""
+        parts = {"heads": self.heads, "key heads": self.kv_heads, "ffn": self.ffn, "ids": self.vocab_size}
+        return [f"{size:,} {name}" for name, size in parts.items() if size % ranks]
+
     def faults(self) -> Iterator[str]:
         """What cannot work, one sentence each."""
         if self.width % self.heads:

@@ -38,7 +38,8 @@ def too_few_passes(phase: str, batch: int, readers: int, micro: int, stages: int
     message = f"phase {phase}: a step has {passes} passes for {stages} pipeline stages, which need one each at least"
     repairs = [f"write parallel.pipeline_parallel: {passes}"]
     if share >= stages:
-        repairs.insert(0, f"write batch.micro_batch_size: {share // stages}")
+        rows = max(n for n in range(1, share // stages + 1) if share % n == 0)
+        repairs.insert(0, f"write batch.micro_batch_size: {rows}")
     else:
         repairs.insert(0, f"raise batch.global_tokens: {share} sequences of a step are not enough for {stages} passes")
     return Problem("P001", message, repairs=tuple(repairs))
