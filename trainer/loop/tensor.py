@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from trainer.model import Llama
@@ -63,8 +64,7 @@ def share(model: Llama, axis: DeviceMesh) -> None:
     for block in model.model.blocks:
         parallelize_module(block, axis, layer)
     if hasattr(model.model, "embed_tokens"):
-        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
-        parallelize_module(model.model.embed_tokens, axis, lookup)
+        parallelize_module(model.model.embed_tokens, axis, RowwiseParallel())
     if model.model.last:
         parallelize_module(model, axis, {"model.norm": _Gathered(inside=False), "lm_head": rows})
     for module in model.modules():
@@ -81,6 +81,18 @@ def part(weight: Tensor) -> Tensor:
         return weight
     # A weight that is whole on every rank has seen some of the tokens or heads only: its gradient is a part of a sum.
     return weight.to_local(grad_placements=[Partial() if one.is_replicate() else one for one in weight.placements])
+
+
+def lookup(ids_T: Tensor, table: Tensor) -> Tensor:
+    """Rows of an embedding, (T, D); of one that ranks share, this rank's share of the tokens."""
+    rows = part(table)
+    if not isinstance(table, DTensor):
+        return functional.embedding(ids_T, rows)
+    axis = table.device_mesh
+    row_T, here_T = _among(ids_T, len(rows), axis)
+    found_TD = functional.embedding(row_T, rows).where(here_T[:, None], 0.0)
+    # Not torch's `RowwiseParallel`: what it returns is still on its way, and a compiled layer would lose its gradient.
+    return DTensor.from_local(found_TD, axis, [Partial()], run_check=False).redistribute(placements=[Shard(0)]).to_local()
 
 
 def gathered(own: Tensor, axis: DeviceMesh, dim: int, gradient: Placement | None = None) -> Tensor:
@@ -105,7 +117,12 @@ def log_sum(own_NV: Tensor, axis: DeviceMesh) -> Tensor:
 
 def chosen(own_NV: Tensor, labels_N: Tensor, axis: DeviceMesh) -> Tensor:
     """The logit of each label, (N,); 0 for one that is outside of the vocabulary."""
-    label_N = labels_N - axis.get_local_rank() * own_NV.shape[1]
-    here_N = (label_N >= 0) & (label_N < own_NV.shape[1])
-    found_N = own_NV.gather(1, label_N.where(here_N, 0)[:, None])[:, 0]
-    return summed(found_N.where(here_N, 0.0), axis)
+    label_N, here_N = _among(labels_N, own_NV.shape[1], axis)
+    return summed(own_NV.gather(1, label_N[:, None])[:, 0].where(here_N, 0.0), axis)
+
+
+def _among(ids: Tensor, size: int, axis: DeviceMesh) -> tuple[Tensor, Tensor]:
+    """Ids as numbers of this rank's rows, of which it has `size`, and whether they are among these; 0 where not."""
+    own = ids - axis.get_local_rank() * size
+    here = (own >= 0) & (own < size)
+    return own.where(here, 0), here

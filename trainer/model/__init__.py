@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from trainer.loop import tensor
 from trainer.loop.parallel import World, data_axes, local_box, mesh_of, seed_of, shard
 from trainer.loop.pipeline import Pipeline
-from trainer.loop.tensor import part
+from trainer.loop.tensor import lookup, part
 from trainer.model.attention import Segments, attend
 from trainer.model.loss import drawn_labels, token_losses
 from trainer.planned import Plan
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
 
     def forward(self, entry: Tensor, positions_T: Tensor, segments: Segments) -> Tensor:
         """Hidden states (T, D), after the last norm if it is here; `entry` is token ids (T,) or the states of the stage before."""
-        x_TD = self.embed_tokens(entry) if self.first else entry
+        x_TD = lookup(entry, self.embed_tokens.weight) if self.first else entry
         cos, sin = rotary(positions_T, self.head_width, self.theta)
         rotation = (cos.to(x_TD.dtype), sin.to(x_TD.dtype))
         for layer in self.blocks:
