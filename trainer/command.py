@@ -18,7 +18,6 @@ import click
 
 if TYPE_CHECKING:
     from stages.contract.manifest import Manifest
-    from trainer.config import PlanConfig
     from trainer.planning.draft import Machine
     from trainer.planning.plan import Plan
 
@@ -146,12 +145,14 @@ def plan_of(
 ) -> tuple[Plan, list[Manifest], list[Path]]:
     """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
     from trainer.planning.plan import resolve
-    from trainer.planning.ranks import check_ranks
+    from trainer.planning.ranks import check_groups, check_passes
 
     loaded, manifests, machine, folders = inputs_of(plan_path, manifest_paths, overrides, world)
+    if world:
+        check_groups(loaded, world)
     solved = resolve(loaded, manifests, machine)
     if world:
-        check_ranks(solved, world)
+        check_passes(solved, world)
     return solved, manifests, folders
 
 
@@ -161,14 +162,18 @@ def plan_alone(
     """`(plan, manifests, their folders)` for a look by this process alone, which holds the whole model however the plan
     spreads it."""
     from trainer.planning.plan import resolve
+    from trainer.planning.ranks import least_devices
 
     loaded, manifests, machine, folders = inputs_of(plan_path, manifest_paths, overrides, 1)
     return resolve(loaded, manifests, replace(machine, world=least_devices(loaded.value))), manifests, folders
 
 
-def least_devices(config: PlanConfig) -> int:
-    """Devices that tensor and pipeline parallelism take for one copy of the model."""
-    return config.parallel.tensor_parallel * config.parallel.pipeline_parallel
+def ranks_of(plan_path: Path | None, overrides: Sequence[str]) -> int:
+    """Processes to train with where nobody says how many: one for each GPU, or those that one copy of the model takes."""
+    from trainer.config import read_plan
+    from trainer.planning.ranks import least_devices
+
+    return accelerators() or least_devices(read_plan(plan_path, overrides).value)
 
 
 def inputs_of(
@@ -183,6 +188,7 @@ def inputs_of(
     from trainer.launch import cores
     from trainer.planning.devices import gpu_here
     from trainer.planning.draft import Machine
+    from trainer.planning.ranks import least_devices
 
     loaded = read_plan(plan_path, overrides)
     manifests = [load_manifest(path) for path in manifest_paths]

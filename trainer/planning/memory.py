@@ -31,6 +31,7 @@ from trainer.shape import ModelShape, stages_of
 #: Logits of a chunk of the loss, in elements, as trainer/model/loss.py cuts them, and bytes of each while it is computed.
 CHUNK_ELEMENTS = 1 << 25
 LOGIT_BYTES = 12
+SHARED_LOGIT_BYTES = 20  # where devices share the vocabulary, and its log of sums is taken in steps
 
 #: Reserve: what CUDA and its libraries take, and the share that lies idle between blocks of the allocator.
 CONTEXT = 1 << 30
@@ -172,7 +173,7 @@ def _sizes(setting: Setting, stage: int, stages: int) -> _Sizes:
     tables = int(first or last) if shape.tie_embeddings else first + last
     root = (tables * shape.vocab_size * shape.width) / setting.tensor + last * shape.width
     whole = shape.parameters - (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.width - shape.width
-    block = whole / shape.layers / setting.tensor
+    block = (whole / shape.layers - shape.vectors) / setting.tensor + shape.vectors
     size = 4 if setting.compute == "fp32" else 2
     flight = min(stages - stage, setting.passes)
     return _Sizes(layers * block + root, block, root, tables, layers, flight, size, first, last)
@@ -227,7 +228,8 @@ def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
     joined = sizes.flight * sizes.layers * joined_bytes(setting) if setting.recompute == "none" else 0.0
     parts["activations"] = kept + last + joined + _beside(setting, sizes)
     parts["gathered layers"] = _gathered(setting, sizes, 1 if setting.spread > 1 else 0)
-    parts["logits"] = (LOGIT_BYTES * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
+    each = LOGIT_BYTES if setting.tensor == 1 else SHARED_LOGIT_BYTES
+    parts["logits"] = (each * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
     parts["working set"] = size * shape.width * max(0, tokens - chunk)
     return Ledger("loss", parts, setting.on_cpu)
 

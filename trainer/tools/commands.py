@@ -20,6 +20,7 @@ from trainer.command import (
     options_of_a_tool,
     plan_alone,
     plan_of,
+    ranks_of,
     reported,
     smoke_folder,
 )
@@ -232,7 +233,7 @@ def smoke(
     out: Path | None,
 ) -> int:
     """Rehearse a plan: one batch learned by heart, a hundredth of the run, resume, export. A gate that fails says why."""
-    ranks = ranks or accelerators() or 1
+    ranks = ranks or ranks_of(plan_path, overrides)
     solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, ranks)
     with needs_torch():
         from trainer.tools.smoke import command

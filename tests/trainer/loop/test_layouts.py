@@ -17,8 +17,9 @@ from tests.trainer.chain import POISONED, poison
 from tests.trainer.test_cli import command, parameters, start, wait_for_step
 from tests.trainer.tiny import corpus, fit, lines, overrides, planned
 from trainer import checkpoint
+from trainer.config import read_plan
 from trainer.launch import PREEMPTED
-from trainer.planning.ranks import check_ranks
+from trainer.planning.ranks import check_groups, check_passes
 
 ROOT = Path(__file__).parents[3]
 
@@ -143,9 +144,12 @@ def test_a_signal_saves_the_step_in_every_layout(manifest, tmp_path, layout):
 
 def test_numbers_of_ranks_that_cannot_run_a_plan_are_refused(manifest):
     plan, _ = planned(manifest, *overrides(4), "parallel.tensor_parallel=2", "parallel.pipeline_parallel=2", "batch.micro_batch_size=2", world=4)
-    check_ranks(plan, 4)
-    check_ranks(plan, 8)
+    loaded = read_plan(None, ["parallel.tensor_parallel=2", "parallel.pipeline_parallel=2"])
+    check_groups(loaded, 8)
+    check_passes(plan, 8)
     with pytest.raises(SpecError, match=r"6 ranks cannot be cut into groups of 4[\s\S]*start 4 or 8 ranks"):
-        check_ranks(plan, 6)
+        check_groups(loaded, 6)
+    with pytest.raises(SpecError, match=r"1 ranks cannot be cut into groups of 4[\s\S]*start 4 ranks"):
+        check_groups(loaded, 1)
     with pytest.raises(SpecError, match=r"phase train: a step has 1 passes for 2 pipeline stages[\s\S]*micro_batch_size: 1"):
-        check_ranks(plan, 16)
+        check_passes(plan, 16)

@@ -120,6 +120,13 @@ def test_every_way_to_spread_the_model_gives_the_gradients_of_one_process(manife
 
 
 @pytest.mark.long
+def test_compiled_layers_in_every_layout_give_the_gradients_of_one_process(manifest, tmp_path, single):
+    cases = [f"{axis};parallel.compile=true;{TIED};{NORMED};batch.micro_batch_size=4" for axis in (TENSOR, STAGES)]
+    for case, found in zip(cases, spread(manifest, tmp_path, 2, cases), strict=True):
+        compare(found, single(case), f"2 ranks, {case}")
+
+
+@pytest.mark.long
 def test_every_layout_at_four_ranks_gives_the_gradients_of_one_process(manifest, tmp_path, single):
     for case, found in zip(GRID, spread(manifest, tmp_path, 4, GRID), strict=True):
         compare(found, single(case), f"4 ranks, {case}")
