@@ -62,7 +62,7 @@ class Pipeline:
         numbers = torch.arange(len(passes))
         first = (numbers,) if self.model.model.first else ()
         try:
-            return self._schedules[shape].step(*first, number=numbers, target=numbers if learn else None, return_outputs=not learn)
+            return self._schedules[shape].step(*first, number=numbers, target=numbers if learn else None)
         except RuntimeError as error:  # of the schedule, around the one that says what is wrong
             raise error.__cause__ or error from None
         finally:
