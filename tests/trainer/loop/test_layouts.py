@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 SETS = overrides(
     7, "model.tie_embeddings=true", "model.layers=4", "batch.micro_batch_size=2", "lr_schedule.peak_lr=1e-3", "monitoring.eval_every_steps=3",
     "checkpoint.keep_last=9", "checkpoint.keep_best=false", "monitoring.on_nonfinite=skip",
+    "data.phases=[{name: short, share: 0.15, seq_len: 16}, {name: long, share: 0.85}]",
 )  # fmt: skip
 
 #: Steps done at the end of a piece, its layout.
