@@ -25,6 +25,7 @@ from trainer.command import (
     needs_torch,
     options_of_a_plan,
     plan_of,
+    ranks_of,
     reported,
     show_plan,
     smoke_folder,
@@ -135,7 +136,9 @@ def plan(
     "--out", type=click.Path(path_type=Path), help="The run folder; left out: runs/<name of the plan>."
 )
 @click.option(
-    "--ranks", type=click.IntRange(min=1), help="Processes to train with; left out: one per GPU, or one."
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Processes to train with; left out: one per GPU, else as many as a copy of the model takes.",
 )
 @click.option("--check-data", is_flag=True, help="Compare every byte of the shards with the manifest first.")
 @click.option("--after-smoke", is_flag=True, help="Only if `trainer smoke` of this very plan has passed.")
@@ -157,7 +160,7 @@ def fit(
     from trainer.launch import Stop, lock, run_ranks
 
     a_rank = "RANK" in os.environ
-    world = int(os.environ["WORLD_SIZE"]) if a_rank else ranks or accelerators() or 1
+    world = int(os.environ["WORLD_SIZE"]) if a_rank else ranks or ranks_of(plan_path, overrides)
     stop = Stop().listen()
     solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, world)
     out = out or Path("runs") / path_name(solved.name)

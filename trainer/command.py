@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -143,13 +144,36 @@ def plan_of(
     plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str], world: int | None
 ) -> tuple[Plan, list[Manifest], list[Path]]:
     """`(plan, manifests, their folders)` for a number of ranks here; None = for the hardware that the plan names."""
-    from trainer.planning.built import check_built
     from trainer.planning.plan import resolve
+    from trainer.planning.ranks import check_groups, check_passes
 
     loaded, manifests, machine, folders = inputs_of(plan_path, manifest_paths, overrides, world)
     if world:
-        check_built(loaded)
-    return resolve(loaded, manifests, machine), manifests, folders
+        check_groups(loaded, world)
+    solved = resolve(loaded, manifests, machine)
+    if world:
+        check_passes(solved, world)
+    return solved, manifests, folders
+
+
+def plan_alone(
+    plan_path: Path | None, manifest_paths: Sequence[Path], overrides: Sequence[str]
+) -> tuple[Plan, list[Manifest], list[Path]]:
+    """`(plan, manifests, their folders)` for a look by this process alone, which holds the whole model however the plan
+    spreads it."""
+    from trainer.planning.plan import resolve
+    from trainer.planning.ranks import least_devices
+
+    loaded, manifests, machine, folders = inputs_of(plan_path, manifest_paths, overrides, 1)
+    return resolve(loaded, manifests, replace(machine, world=least_devices(loaded.value))), manifests, folders
+
+
+def ranks_of(plan_path: Path | None, overrides: Sequence[str]) -> int:
+    """Processes to train with where nobody says how many: one for each GPU, or those that one copy of the model takes."""
+    from trainer.config import read_plan
+    from trainer.planning.ranks import least_devices
+
+    return accelerators() or least_devices(read_plan(plan_path, overrides).value)
 
 
 def inputs_of(
@@ -164,6 +188,7 @@ def inputs_of(
     from trainer.launch import cores
     from trainer.planning.devices import gpu_here
     from trainer.planning.draft import Machine
+    from trainer.planning.ranks import least_devices
 
     loaded = read_plan(plan_path, overrides)
     manifests = [load_manifest(path) for path in manifest_paths]
@@ -173,7 +198,7 @@ def inputs_of(
         "cuda" if gpus or not manifests or (not world and hardware.gpu) else "cpu"
     )
     here = gpu_here() if accelerators() else None
-    machine = Machine(device, cores(), world or gpus or 1, None, here)
+    machine = Machine(device, cores(), world or gpus or least_devices(loaded.value), None, here)
     folders = [path if path.is_dir() else path.parent for path in manifest_paths]
     return loaded, manifests, machine, folders
 

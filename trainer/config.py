@@ -171,8 +171,12 @@ class BatchConfig(Model):
 class ParallelConfig(Model):
     """How the model is spread over devices."""
 
-    tensor_parallel: Annotated[Count, Field(description="Devices that share each layer.", gt=0)] = 1
-    pipeline_parallel: Annotated[Count, Field(description="Stages that the layers are cut into.", gt=0)] = 1
+    tensor_parallel: Annotated[
+        Count, Field(description="Devices that share each layer; they divide heads, `ffn`, vocabulary and `seq_len`.", gt=0)
+    ] = 1
+    pipeline_parallel: Annotated[
+        Count, Field(description="Stages that the layers are cut into; a step has as many passes at least.", gt=0)
+    ] = 1
     shard: Annotated[
         Shard,
         Field(

@@ -47,9 +47,10 @@ class Ended:
     detail: str = ""
 
 
-def allowed(rows: Sequence[int], most: int) -> int:
-    """The largest number of ranks up to `most` that divides the rows of a step of every phase; 1 always does."""
-    return max(n for n in range(1, max(most, 1) + 1) if all(count % n == 0 for count in rows))
+def allowed(rows: Sequence[int], most: int, least: int = 1) -> int:
+    """The largest number of ranks up to `most` whose groups of `least`, each with a copy of the model, divide the rows of a
+    step of every phase; one group always does."""
+    return least * max(n for n in range(1, max(most // least, 1) + 1) if all(count % n == 0 for count in rows))
 
 
 class Rank:
@@ -172,7 +173,9 @@ class Gang:
         remove_placement_group(self._group)
 
 
-def run(ranks: int, out: Path, arguments: list[str], rows: Sequence[int], gpus: bool, patience: float) -> int:
+def run(
+    ranks: int, out: Path, arguments: list[str], rows: Sequence[int], gpus: bool, patience: float, least: int = 1
+) -> int:
     """Trains to the end, over as many losses as there are steps of progress between them: the exit code."""
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,7 +193,7 @@ def run(ranks: int, out: Path, arguments: list[str], rows: Sequence[int], gpus: 
             message = f"{TRIES} starts in a row came to no checkpoint; the last one: {ended.detail}"
             raise RunError(Problem("T004", message, repairs=("run it again: it goes on from the last checkpoint",)))
         _say(f"{ended.detail}; beginning again from the last checkpoint")
-        size = _room(ranks, rows, gpus, patience)
+        size = _room(ranks, rows, gpus, patience, least)
         _say(f"{size} of {ranks} ranks")
 
 
@@ -210,15 +213,15 @@ def _attempt(size: int, arguments: list[str], gpus: bool, stop: list[int]) -> En
         gang.close()
 
 
-def _room(ranks: int, rows: Sequence[int], gpus: bool, patience: float) -> int:
+def _room(ranks: int, rows: Sequence[int], gpus: bool, patience: float, least: int) -> int:
     """How many ranks to go on with: all, if there is room within `patience` seconds, else the largest allowed number."""
     import ray
 
     kind, until = "GPU" if gpus else "CPU", time.monotonic() + patience
     while True:
         room = int(ray.cluster_resources().get(kind, 0))
-        if room >= ranks or (time.monotonic() > until and room):
-            return allowed(rows, min(room, ranks))
+        if room >= ranks or (time.monotonic() > until and room >= least):
+            return allowed(rows, min(room, ranks), least)
         time.sleep(LOOK)
 
 
@@ -238,6 +241,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=json.loads, required=True, help="rows of a step of each phase, a JSON list")
+    parser.add_argument("--least", type=int, default=1, help="ranks that one copy of the model takes")
     parser.add_argument("--gpus", action="store_true")
     parser.add_argument("--patience", type=float, default=300.0)
     parser.add_argument("--program")
@@ -252,7 +256,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
         ray.init(address="auto", log_to_driver=True, logging_level=logging.ERROR, namespace="gristmill")
         arguments = [word for word in options.arguments if word != "--"]
-        return run(options.ranks, options.out, arguments, options.rows, options.gpus, options.patience)
+        return run(options.ranks, options.out, arguments, options.rows, options.gpus, options.patience, options.least)
     except GristmillError as error:
         _say(str(error))
         return error.exit_code

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 #: Rows of the embedding are a multiple of this, so that matrix products stay aligned.
 VOCABULARY_MULTIPLE = 64
@@ -62,6 +63,11 @@ class ModelShape:
         """Parameters of the norms of a layer."""
         return 2 * self.width + (2 * self.head_dim if self.qk_norm else 0)
 
+    def uneven(self, ranks: int) -> list[str]:
+        """What so many ranks cannot share evenly."""
+        parts = {"heads": self.heads, "key heads": self.kv_heads, "ffn": self.ffn, "ids": self.vocab_size}
+        return [f"{size:,} {name}" for name, size in parts.items() if size % ranks]
+
     def faults(self) -> Iterator[str]:
         """What cannot work, one sentence each."""
         if self.width % self.heads:
@@ -70,6 +76,28 @@ class ModelShape:
             yield f"heads of width {self.head_dim} are odd; rotary positions turn pairs"
         if self.heads % self.kv_heads:
             yield f"{self.kv_heads} key heads do not divide {self.heads} query heads"
+
+
+def stages_of(shape: ModelShape, count: int) -> tuple[range, ...]:
+    """The layers of each pipeline stage, at least one each, so that the slowest stage has the least to do.
+
+    What a stage has to do is counted in parameters of matrix products: those of its layers, and for the last stage those
+    of the output layer, which is worth several layers where the vocabulary is large. The lookup of the first stage is none.
+    """
+    if count == 1:
+        return (range(shape.layers),)
+    head = shape.vocab_size * shape.width
+    layer = (shape.matmul_parameters - head) / shape.layers
+
+    def slowest(last: int) -> tuple[float, int]:
+        return max(-(-(shape.layers - last) // (count - 1)) * layer, last * layer + head), -last
+
+    last = min(range(1, shape.layers - count + 2), key=slowest)
+    each, more = divmod(shape.layers - last, count - 1)
+    # The first stages hold the most activations, so those behind them take one more.
+    sizes = [each + (stage >= count - 1 - more) for stage in range(count - 1)] + [last]
+    ends = list(accumulate(sizes, initial=0))
+    return tuple(range(a, b) for a, b in pairwise(ends))
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,11 @@ def submit(
     installed: bool,
 ) -> int:
     """Sends a run to a cluster and, unless told otherwise, watches it. The exit code is that of the run."""
-    rows = [phase.batch for phase in solved.phases]
-    if any(count % ranks for count in rows):
+    rows, least = [phase.batch for phase in solved.phases], solved.tensor_parallel * solved.pipeline_parallel
+    if any(count % (ranks // least) for count in rows):
         raise SpecError(
             Problem("P003", f"{ranks} ranks do not divide the {', '.join(map(str, rows))} rows of a step evenly",
-                    repairs=(f"take {_near(rows, ranks)} ranks",))
+                    repairs=(f"take {_near(rows, ranks, least)} ranks",))
         )  # fmt: skip
     client = Client(job_address(address))
     loaded = read_plan(plan_path, overrides)
@@ -70,7 +70,7 @@ def submit(
     folder = os.path.abspath(out)
     fit = ["fit", PLAN, *(part for m in where for part in ("--manifest", m)), "--out", folder]
     command = ["python", "-m", "trainer.gang", "--ranks", str(ranks), "--out", folder, "--rows", json.dumps(rows)]
-    command += ["--patience", str(patience), "--program", code.name, *(["--gpus"] if gpus else []), "--", *fit]
+    command += ["--least", str(least), "--patience", str(patience), "--program", code.name, *(["--gpus"] if gpus else []), "--", *fit]
     job = client.submit(
         f"train-{secrets.token_hex(4)}",
         shlex.join(command),
@@ -100,7 +100,7 @@ def _watch(output: Output, client: Client, job: str) -> int:
     return {"SUCCEEDED": 0, "STOPPED": INTERRUPTED}.get(ended.status, ended.code or 1)
 
 
-def _near(rows: Sequence[int], ranks: int) -> int:
+def _near(rows: Sequence[int], ranks: int, least: int) -> int:
     from trainer.gang import allowed
 
-    return allowed(rows, ranks)
+    return allowed(rows, ranks, least)

@@ -2,8 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 python tests/trainer/ranks.py MANIFEST OUT RENDEZVOUS CASE ...
 
-A case is `--set` texts joined by `;`. OUT/<number>.safetensors gets the parameters, the first moment after one step and
-what both steps measured, all whole; rank 0 writes.
+A case is `--set` texts joined by `;`. OUT/<number>-<stage>.safetensors gets the parameters of a stage, the first moment after
+one step and what both steps measured, all whole; the first rank of the stage writes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def two_steps(manifest: Path, world: World, *sets: str) -> dict[str, torch.Tensor]:
     """What two steps of this plan leave: see the module."""
     plan, manifests = planned(manifest, *sets, world=world.size)
+    world = world.laid_out(plan.tensor_parallel, plan.pipeline_parallel)
     model = build(plan, world)
     updater = Updater(model, plan.optimizer)
     stepper = Stepper(plan, model, updater, world)
     found = {}
     with Loader([manifest.parent], plan, manifests) as loader:
         for step in range(2):
-            measured = stepper(loader.batch(step, world.rank, world.size, plan.micro_batch), step)
+            measured = stepper(loader.batch(step, world.reader, world.readers, plan.micro_batch), step)
             found[f"measured {step}"] = measured.numbers[: 2 * len(plan.sources)].clone()
             found[f"norm {step}"] = measured.numbers[2 * len(plan.sources) + world.size + 1].clone()
             found[f"whole {step}"] = measured.whole
@@ -56,6 +57,7 @@ if __name__ == "__main__":
     here = parallel.join("cpu", rendezvous, threads=1)
     for number, case in enumerate(cases):
         result = two_steps(Path(path), here, *case.split(";"))
-        if here.first:
-            save_file(result, Path(out) / f"{number}.safetensors")
+        stages = int(case.partition("pipeline_parallel=")[2][:1] or 1)
+        if here.rank % (here.size // stages) == 0:
+            save_file(result, Path(out) / f"{number}-{here.rank * stages // here.size}.safetensors")
     parallel.leave()

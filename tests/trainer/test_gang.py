@@ -27,6 +27,12 @@ SETS = overrides(
 )
 
 
+def test_groups_that_hold_a_copy_of_the_model_stay_whole() -> None:
+    assert allowed([12], 7, least=2) == 6
+    assert allowed([8], 7, least=2) == 4
+    assert allowed([8], 1, least=4) == 4
+
+
 @pytest.mark.parametrize(("rows", "most", "expected"), [([8], 4, 4), ([8], 3, 2), ([12, 8], 4, 4), ([12, 8], 3, 2), ([7], 3, 1), ([8], 0, 1)])
 def test_allowed_numbers_of_ranks(rows: list[int], most: int, expected: int) -> None:
     assert allowed(rows, most) == expected

@@ -53,7 +53,7 @@ def model(shape: ModelShape = SHAPE, seed: int = 1, recompute: Recompute = "none
     world = alone()
     with torch.device("meta"):
         built = Llama(shape, recompute, z_loss)
-    parallel.shard(built, built.model.layers, parallel.data_mesh(world, "full"), "full", torch.float32)
+    parallel.shard(built, built.model.layers, parallel.data_axes(parallel.mesh_of(world, "full")), "full", torch.float32)
     built.to_empty(device=world.device)
     built.tie()
     fill(built, seed)

@@ -22,7 +22,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +172,14 @@ class Save:
         self.stamp, self.world = stamp, world
         self._unfinished = self.final.with_name(self.final.name + _UNFINISHED)
         self._failed: Exception | None = None
+        own = {group: list(_parts(named, world)) for group, named in tensors.items()}
+        (needed,) = world.total_int([sum(part.local.nbytes for parts in own.values() for part in parts)])
         with self._together():
             if world.first:
                 shutil.rmtree(self._unfinished, ignore_errors=True)
                 self._unfinished.mkdir(parents=True)
-                _check_space(root, tensors)
-        mine = {group: list(_parts(named, world, copied=background)) for group, named in tensors.items()}
+                _check_space(root, needed)
+        mine = {group: [_held(part) for part in parts] for group, parts in own.items()} if background else own
         self._thread = threading.Thread(target=self._write, args=(mine,), name="save") if background else None
         if self._thread is not None:
             self._thread.start()
@@ -238,8 +240,7 @@ def save(root: Path, tensors: Named, stamp: Stamp, world: World) -> Path:
     return Save(root, tensors, stamp, world).finish()
 
 
-def _check_space(root: Path, tensors: Named) -> None:
-    needed = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
+def _check_space(root: Path, needed: int) -> None:
     free = shutil.disk_usage(root).free
     if free < needed * 1.05:
         raise OSError(f"it needs {needed:,} bytes and {free:,} are free")
@@ -256,14 +257,18 @@ class _Part:
     dtype: str
 
 
-def _parts(named: Mapping[str, Tensor], world: World, copied: bool) -> Iterator[_Part]:
-    """What this rank writes of these tensors; copied to the host, or as it is."""
+def _parts(named: Mapping[str, Tensor], world: World) -> Iterator[_Part]:
+    """What this rank writes of these tensors."""
     for name, tensor in named.items():
         local, start = local_box(tensor.detach())
         if is_copy(tensor, world) or local.numel() == 0:
             continue
-        local = local.to("cpu", copy=True) if copied else local
         yield _Part(name, local, start, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _held(part: _Part) -> _Part:
+    """A copy on the host, which stays as it is while training goes on."""
+    return replace(part, local=part.local.to("cpu", copy=True))
 
 
 def _write_part(folder: Path, mine: Mapping[str, Sequence[_Part]], world: World) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def prove_resume(run: Fit, path: Path) -> None:
 def _one_step(run: Fit) -> dict[str, str]:
     """What the next step makes of the state."""
     step = run.state.step
-    run.train_step(run.loader.batch(step, run.world.rank, run.world.size, run.micro), step)
+    run.train_step(run.loader.batch(step, run.world.reader, run.world.readers, run.micro), step)
     return digests(run)
 
 

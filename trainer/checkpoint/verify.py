@@ -69,18 +69,28 @@ class Proof:
 
 
 class Prover:
-    """Runs of `trainer fit` with the same arguments in folders of their own below `folder`."""
+    """Runs of `trainer fit` with the same arguments in folders of their own below `folder`.
 
-    def __init__(self, arguments: Sequence[str], folder: Path, steps: int, say: Callable[[str], None]) -> None:
-        self.arguments, self.folder, self.steps, self.say = arguments, folder, steps, say
+    least  ranks that one copy of the model takes by the arguments
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, steps: int, say: Callable[[str], None], least: int = 1
+    ) -> None:
+        self.arguments, self.folder, self.steps, self.say, self.least = arguments, folder, steps, say, least
 
     def run(self, name: str, until: int, ranks: int) -> Path:
-        """Train in the folder of this name up to a step: the folder. RunError when that fails."""
+        """Train in the folder of this name up to a step: the folder. RunError when that fails.
+
+        A number of ranks that cannot be cut into such groups trains without them: the result must be the same.
+        """
         out = self.folder / name
         own = {
             "stop.after_steps": until, "checkpoint.save_every_steps": self.steps, "checkpoint.keep_last": 100,
             "checkpoint.keep_best": "false", "checkpoint.verify_resume": "false", "checkpoint.async_save": "false",
         }  # fmt: skip
+        if ranks % self.least:
+            own |= {"parallel.tensor_parallel": 1, "parallel.pipeline_parallel": 1}
         sets = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
         words = [sys.executable, "-m", "trainer.cli", "fit", *self.arguments, *sets]
         done = subprocess.run([*words, "--out", str(out), "--ranks", str(ranks), "-q"], capture_output=True, text=True, check=False)
@@ -106,7 +116,7 @@ def prove(
         raise RunError(Problem("T006", message, repairs=(f"write --steps {max(1, plan.steps // 2)}",)))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    prover = Prover(arguments, folder, steps, say)
+    prover = Prover(arguments, folder, steps, say, plan.tensor_parallel * plan.pipeline_parallel)
     say(f"{2 * steps:,} steps straight")
     straight = prover.run("straight", 2 * steps, ranks)
     say(f"{steps:,} steps, a new process, {steps:,} more")

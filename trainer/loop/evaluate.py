@@ -18,6 +18,7 @@ import torch
 
 from trainer.loader import Loader
 from trainer.loop.parallel import World, after_look
+from trainer.loop.pipeline import looked
 from trainer.model import Llama
 from trainer.model.attention import Segments
 from trainer.model.loss import IGNORE
@@ -80,24 +81,26 @@ def holdout_loss(
 ) -> Held:
     """What the model says about these micro-batches, over all ranks.
 
-    The batches are dealt to the ranks in turn. A rank without one in the last round repeats one with no labels:
+    The batches are dealt to the readers in turn. One without any in the last round repeats one with no labels:
     every rank must take part in every forward pass of a sharded model.
     """
     model.eval()
     lost = torch.zeros((), dtype=torch.float64, device=world.device)
     count = size = 0
     batch = list(batches)
-    for first in range(0, len(batch), world.size):
-        mine = first + world.rank
+    for first in range(0, len(batch), world.readers):
+        mine = first + world.reader
         micro = batch[min(mine, len(batch) - 1)]
         tokens, positions, segments, labels = to_device(micro, world.device)
         if mine >= len(batch):
             labels = torch.full_like(labels, IGNORE)
-        else:
+        elif world.speaks:
             real = micro["labels"][micro["labels"] != IGNORE]
             count += len(real)
             size += 0 if lengths is None else int(lengths[real].sum())
-        lost += model(tokens, positions, segments, labels).double().sum()
+        losses = looked((tokens, positions, segments, labels), model)
+        if world.speaks:
+            lost += losses.double().sum()
     after_look(model)
     model.train()
     (total,) = world.total([float(lost)])

@@ -83,6 +83,7 @@ class Fit:
     ) -> None:
         """emit  gets, on rank 0, every evaluation and every `log_every_steps`th step (for `--json`)"""
         self.asked = self.plan = plan  # `plan` may come to pass over some data, or go on from an earlier edit
+        world = world.laid_out(plan.tensor_parallel, plan.pipeline_parallel)
         self.loader, self.out, self.world, self.stop = loader, out, world, stop
         if world.device.type == "cuda":
             loader.allocate = pinned
@@ -118,8 +119,16 @@ class Fit:
     # -- checkpoints
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Everything that a checkpoint holds as tensors, by group and name."""
+        """Everything that a checkpoint holds as tensors, by group and name: of this rank's stage."""
         return {"model": dict(self.model.named_parameters()), "optimizer": self.updater.state_tensors()}
+
+    def _saved(self) -> dict[str, dict[str, torch.Tensor]]:
+        """`tensors` without what the first stage saves for two."""
+        lent = [name for name, one in self.model.named_parameters() if one is self.model.lent]
+        return {
+            group: {name: one for name, one in named.items() if not any(name.startswith(other) for other in lent)}
+            for group, named in self.tensors().items()
+        }
 
     def identity(self, step: int) -> Identity:
         """What a checkpoint of `step` must share with this run: the plan's chain up to the last phase begun."""
@@ -210,7 +219,7 @@ class Fit:
         past = extend.history(self.plan, extend.stretched(self.asked), step)
         stamp = Stamp(self.state, self.identity(step), past, self.asked.digest)
         rules = self.plan.checkpoint
-        self.saving = Save(self.root, self.tensors(), stamp, self.world, rules.async_save)
+        self.saving = Save(self.root, self._saved(), stamp, self.world, rules.async_save)
         if not rules.async_save:
             self.finish_saving()
         self.saved_at = time.monotonic()
@@ -273,7 +282,7 @@ class Fit:
 
     def _next(self) -> Batch:
         if self._feed is None:
-            self._feed = self.loader.batches(self.now, self.world.rank, self.world.size, self.micro)
+            self._feed = self.loader.batches(self.now, self.world.reader, self.world.readers, self.micro)
         return next(self._feed)
 
     def _explained(self, error: RuntimeError | MemoryError) -> Exception:
@@ -281,7 +290,7 @@ class Fit:
         if not full:
             return error
         message = f"rank {self.world.rank} ran out of memory on {self.world.device} at step {self.now + 1:,}"
-        setting = oom.setting_at(self.plan, self.now, self.micro, self.world.size, self.world.device.type == "cpu")
+        setting = oom.setting_at(self.plan, self.now, self.micro, self.world.readers, self.world.device.type == "cpu")
         return RunError(Problem("T005", message, repairs=("in this order:", *oom.advice(setting, self.world.memory()))))
 
     def _boundary(self) -> End | None:

@@ -22,6 +22,7 @@ from trainer.loader import Loader
 from trainer.look import add_origins
 from trainer.loop.evaluate import to_device
 from trainer.loop.parallel import World, after_look
+from trainer.loop.pipeline import looked
 from trainer.loop.step import Numbers
 from trainer.model import Llama
 from trainer.planned import Plan
@@ -42,12 +43,13 @@ def suspects(model: Llama, loader: Loader, world: World, step: int, micro: int) 
     model.eval()
     plan = loader.plan
     phase = plan.phase_at(step)
-    slot = world.rank * phase.batch // world.size
+    slot = world.reader * phase.batch // world.readers
     mine = []
-    for one in loader.batch(step, world.rank, world.size, micro).micros:
+    for one in loader.batch(step, world.reader, world.readers, micro).micros:
         tokens, positions, segments, labels = to_device(one, world.device)
-        losses = model(tokens, positions, segments, labels).double().tolist()
-        mine += _weighed(one, losses, labels.tolist(), plan, world.rank, slot)
+        losses = looked((tokens, positions, segments, labels), model).double().tolist()
+        if world.speaks:
+            mine += _weighed(one, losses, labels.tolist(), plan, world.rank, slot)
         slot += int((one["weight"] > 0).sum())
     after_look(model)
     model.train()

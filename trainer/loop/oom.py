@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from trainer.planned import Plan
-from trainer.planning.built import BUILT
 from trainer.planning.figures import size
 from trainer.planning.memory import Setting, ledger, ways_out
 
-#: Keys that `trainer plan` prices and `fit` refuses.
-REFUSED = {".".join(key) for key in BUILT}
 
-
-def setting_at(plan: Plan, step: int, micro: int, ranks: int, on_cpu: bool) -> Setting:
+def setting_at(plan: Plan, step: int, micro: int, readers: int, on_cpu: bool) -> Setting:
     """What decides the memory of a device at a step, in passes of `micro` sequences."""
     phase = plan.phase_at(step)
     return Setting(
         shape=plan.model,
         rows=micro,
         seq_len=phase.seq_len,
-        passes=max(1, -(-phase.batch // (micro * ranks))),
-        devices=ranks,
+        passes=max(1, -(-phase.batch // (micro * readers))),
+        devices=readers,
         shard=plan.shard,
         replicas=plan.replicas,
+        tensor=plan.tensor_parallel,
+        pipeline=plan.pipeline_parallel,
         recompute=plan.activation_checkpointing,
         compute=plan.compute,
         optimizer=plan.optimizer.type,
@@ -37,6 +35,5 @@ def advice(setting: Setting, memory: float) -> list[str]:
     lines = [
         f"{way.key}: {way.value} frees about {size(way.frees)} ({way.price})"
         for way in ways_out(setting, memory)
-        if way.key not in REFUSED
     ]
     return [*lines, f"a step of this plan is reckoned to take {size(ledger(setting).total)} of the {size(memory)} of a device"]

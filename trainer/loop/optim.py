@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from stages.contract.problem import Problem, RunError
-from trainer.loop.parallel import local_box
+from trainer.loop.parallel import local_box, repeats
 from trainer.planned import OptimizerPlan
+
+if TYPE_CHECKING:
+    from trainer.model import Llama
 
 #: Coefficients and number of the Newton-Schulz steps that orthogonalise (Jordan et al. 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -169,7 +173,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Updater:
     """All optimizers of a model behind one `step`."""
 
-    def __init__(self, model: nn.Module, plan: OptimizerPlan) -> None:
+    def __init__(self, model: Llama, plan: OptimizerPlan) -> None:
         """RunError when `plan.type` needs a package that is not there."""
         self.plan = plan
         self.model = model
@@ -205,7 +209,7 @@ class Updater:
         return next((part for part in self.parts if isinstance(part, Sophia)), None)
 
     def norm(self) -> Tensor:
-        """The 2-norm over all gradients of all ranks: float32 on the device, the same bits on every rank."""
+        """The 2-norm over all gradients of all ranks: float64 on the device, the same bits on every rank."""
         return gradient_norm(self.model)
 
     @torch.no_grad()
@@ -256,10 +260,15 @@ class Updater:
             part.state.clear()
 
 
-def gradient_norm(model: nn.Module) -> Tensor:
-    """The 2-norm over all gradients of all ranks, float32 on the device."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def gradient_norm(model: Llama) -> Tensor:
+    """The 2-norm over all gradients of all ranks, float64 on the device: every number counts once, whoever holds copies."""
+    held = [p.grad for p in model.parameters() if p.grad is not None and p is not model.lent]
+    own = [_local(gradient) for gradient in held if not repeats(gradient)]
+    # A stage may hold nothing but copies: its sum is zero.
+    norms = torch._foreach_norm(own) if own else [torch.zeros((), device=_local(held[0]).device)]
+    square = torch.stack(norms).double().square().sum()
+    dist.all_reduce(square)
+    return square.sqrt()
 
 
 def _fill(part: torch.optim.Optimizer, parameter: Tensor) -> None:

@@ -1,8 +1,15 @@
 """Ranks, the device mesh, sharding: everything that knows there is more than one process.
 
-The mesh has two axes: `replica` x `shard`. FSDP2 shards over the second and sums gradients over both, also when an
-axis has one rank, so that there is one code path. Further axes (tensor, pipeline) become further dimensions of it;
-nothing outside this file counts ranks.
+The mesh has four axes, the last one running fastest over the ranks:
+
+    stage     the layers are cut into stages (`pipeline`)
+    replica   copies of a stage, or of a group's parts of it
+    shard     ranks that hold parts of it; FSDP2 shards over these and sums gradients over both
+    tensor    ranks that share each layer (`tensor`): they read the same sequences
+
+A **reader** is a place on replica x shard: its ranks, over all stages and the tensor axis, read the same rows of a step.
+So what is read depends on the number of readers alone, and sums over ranks count one rank of each reader: the one
+that `speaks`. Nothing outside of this file counts ranks.
 
     parallel.shard   replicas x shard   what a rank holds at rest      gathered
     none             N x 1              everything                     never
@@ -22,7 +29,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -30,7 +37,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from stages.contract.problem import Problem, RunError, SpecError
 from trainer.launch import cores
@@ -50,11 +57,45 @@ class World:
     device: torch.device
     beside: int = 1  # ranks on this machine
     control: dist.ProcessGroup | None = None
+    tensor: int = 1  # ranks that share each layer
+    stages: int = 1  # that the layers are cut into
+
+    def laid_out(self, tensor: int, stages: int) -> World:
+        """The same ranks in this layout, which must divide them. A single process holds everything whatever is asked."""
+        if self.size == 1:
+            return self
+        assert self.size % (tensor * stages) == 0, "`planning.ranks` lets no other number of ranks begin"
+        return replace(self, tensor=tensor, stages=stages)
 
     @property
     def first(self) -> bool:
         """Whether this is the rank that writes and talks."""
         return self.rank == 0
+
+    @property
+    def readers(self) -> int:
+        """Groups of ranks that each read sequences of their own."""
+        return self.size // (self.tensor * self.stages)
+
+    @property
+    def reader(self) -> int:
+        """The number of this rank's group among these."""
+        return self.rank // self.tensor % self.readers
+
+    @property
+    def stage(self) -> int:
+        """The stage that this rank holds (a part of)."""
+        return self.rank // (self.tensor * self.readers)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of its stage."""
+        return self.rank % (self.tensor * self.readers) == 0
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank stands for its reader in sums over ranks: one of those that know the losses."""
+        return self.rank % self.tensor == 0 and self.stage == self.stages - 1
 
     def memory(self) -> int:
         """Bytes of this rank's device; on a CPU its part of the machine's."""
@@ -132,28 +173,34 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def data_mesh(world: World, mode: Mode, replicas: int | None = None) -> DeviceMesh:
-    """The mesh to shard over. SpecError when the ranks cannot be cut into so many groups.
+def mesh_of(world: World, mode: Mode, replicas: int | None = None) -> DeviceMesh:
+    """The mesh of all ranks, axes as above. SpecError when the readers cannot be cut into so many groups.
 
     hybrid without `replicas`: a group on each machine; on a single machine two of them.
     """
-    groups = 1
+    readers, groups = world.readers, 1
     if mode == "none":
-        groups = world.size
+        groups = readers
     elif mode == "hybrid":
-        groups = replicas or (world.size // world.beside if world.size > world.beside else min(2, world.size))
-        if world.size % groups:
-            fitting = ", ".join(str(n) for n in range(1, world.size + 1) if world.size % n == 0)
-            message = f"{world.size} ranks cannot be cut into {groups} equal groups"
+        machines = world.size // world.stages // world.beside  # that a stage is spread over
+        groups = replicas or (machines if machines > 1 else min(2, readers))
+        if readers % groups:
+            fitting = ", ".join(str(n) for n in range(1, readers + 1) if readers % n == 0)
+            what = f"{readers} ranks" if readers == world.size else f"{readers} data-parallel groups"
+            message = f"{what} cannot be cut into {groups} equal groups"
             raise SpecError(Problem("P001", message, repairs=(f"parallel.replicas may be {fitting}",)))
-    mesh = _mesh(world.device.type, groups, world.size // groups)
-    return mesh if groups > 1 else mesh["shard"]
+    return _mesh(world.device.type, world.stages, groups, readers // groups, world.tensor)
+
+
+def data_axes(mesh: DeviceMesh) -> DeviceMesh:
+    """The axes that FSDP2 works over."""
+    return mesh["replica", "shard"] if mesh["replica"].size() > 1 else mesh["shard"]
 
 
 @functools.cache
-def _mesh(kind: str, groups: int, each: int) -> DeviceMesh:
+def _mesh(kind: str, *sizes: int) -> DeviceMesh:
     """Made once for a shape: every mesh has connections of its own."""
-    return init_device_mesh(kind, (groups, each), mesh_dim_names=("replica", "shard"))
+    return init_device_mesh(kind, sizes, mesh_dim_names=("stage", "replica", "shard", "tensor"))
 
 
 def shard(
@@ -196,19 +243,38 @@ def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """`(local, offset)`: this rank's part of a tensor, and where in the whole tensor it begins."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.ndim
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    place, sizes = tensor.device_mesh.get_coordinate(), tensor.device_mesh.shape
+    assert place is not None
+    # Ranks that share a layer have cut it first; FSDP2 cuts what each of them holds.
+    axes = sorted(range(len(sizes)), key=lambda axis: tensor.device_mesh.mesh_dim_names[axis] != "tensor")  # type: ignore[index]
+    start, left = [0] * tensor.ndim, list(tensor.shape)
+    for axis in axes:
+        dim = _cut_along(tensor, axis)
+        if dim is not None:
+            each = -(-left[dim] // sizes[axis])
+            before = min(each * place[axis], left[dim])
+            start[dim] += before
+            left[dim] = min(each, left[dim] - before)
+    return tensor.to_local(), tuple(start)
 
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(offset)
+
+def _cut_along(tensor: DTensor, axis: int) -> int | None:
+    """The dimension of a tensor that is cut along an axis of its mesh."""
+    return getattr(tensor.placements[axis], "dim", None)  # of `Shard` and of FSDP2's own `_StridedShard`
 
 
 def is_copy(tensor: Tensor, world: World) -> bool:
-    """Whether another rank writes this very content: whole tensors belong to rank 0, parts to the first replica."""
-    if not isinstance(tensor, DTensor) or not any(isinstance(p, Shard) for p in tensor.placements):
-        return not world.first
+    """Whether another rank of the stage holds this very content and comes first; of what is no DTensor the first rank's counts."""
+    return repeats(tensor) if isinstance(tensor, DTensor) else not world.leads
+
+
+def repeats(tensor: Tensor) -> bool:
+    """Whether a rank that comes first on the tensor's own mesh holds the same part of it."""
+    if not isinstance(tensor, DTensor):
+        return False
     place = tensor.device_mesh.get_coordinate()
     assert place is not None
-    return any(at and not isinstance(p, Shard) for at, p in zip(place, tensor.placements, strict=True))
+    return any(at and _cut_along(tensor, axis) is None for axis, at in enumerate(place))
 
 
 def seed_of(*parts: str | int) -> int:

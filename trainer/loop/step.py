@@ -22,6 +22,7 @@ from trainer.loop.guard import Judge, Scaler, Verdict
 from trainer.loop.metrics import digest_parts
 from trainer.loop.optim import Updater, gradient_norm
 from trainer.loop.parallel import World, before_pass, seed_of
+from trainer.loop.pipeline import Inputs
 from trainer.loop.schedule import rate_at
 from trainer.model import Llama
 from trainer.model.attention import carried
@@ -106,8 +107,8 @@ class Stepper:
                 self.judge.load([])
             self.phase = phase.name
         torch.manual_seed(seed_of("step", plan.seed, step, world.rank))
-        first_slot = world.rank * phase.batch // world.size
-        whole = [batch.targets, *digest_parts(batch, first_slot)]
+        first_slot = world.reader * phase.batch // world.readers
+        whole = [batch.targets, *digest_parts(batch, first_slot)] if world.speaks else [0] * 5
         whole_5 = world.summed(carried(whole, torch.int64, world.device))
         targets = whole_5[0].clamp_min(1).float()
         if (sophia := self.updater.sophia) is not None and step % plan.optimizer.curvature_every == 0:
@@ -120,7 +121,7 @@ class Stepper:
         own_bad[world.rank] = (~sums.isfinite().all()).double()
         totals = world.summed(torch.cat([sums.flatten(), own_bad]))
         loss = totals[:size].sum() / targets.double()
-        norm = self.updater.norm().double() / self.scaler.scale
+        norm = self.updater.norm() / self.scaler.scale
         verdict, z = self.judge(loss, norm, self.scaler.may_fall)
         verdict = world.worst(verdict)
         keep = verdict < int(Verdict.OVERFLOW)
@@ -151,21 +152,37 @@ class Stepper:
         nothing = torch.zeros((), dtype=torch.float64, device=device)
         first = (nothing, nothing)
         logged = (step + 1) % self.plan.monitoring.log_every_steps == 0
-        for i, micro in enumerate(batch.micros):
-            last = i == len(batch.micros) - 1
-            before_pass(self.model, mode, last)
-            tokens, positions, segments, labels = to_device(micro, device)
-            losses = self.model(tokens, positions, segments, labels)
-            (losses.sum() * (self.scaler.scale / targets)).backward()
-            source_B = carried(micro["source"].tolist(), torch.int64, device)
-            rows = (len(source_B), -1)
-            sums[0].index_add_(0, source_B, losses.detach().double().view(rows).sum(1))
-            sums[1].index_add_(0, source_B, (labels >= 0).double().view(rows).sum(1))
-            if i == 0 and not last and logged and mode in ("full", "gradients", "hybrid"):
+        between = world.stages == 1 and mode in ("full", "gradients", "hybrid")
+        passes = zip(batch.micros, self._backward(batch, self.scaler.scale / targets), strict=True)
+        for i, (micro, (labels, losses)) in enumerate(passes):
+            if world.speaks:
+                source_B = carried(micro["source"].tolist(), torch.int64, device)
+                rows = (len(source_B), -1)
+                sums[0].index_add_(0, source_B, losses.double().view(rows).sum(1))
+                sums[1].index_add_(0, source_B, (labels >= 0).double().view(rows).sum(1))
+            if i == 0 and len(batch.micros) > 1 and logged and between:
                 tokens_so_far = world.summed(sums[1].sum().clone())
                 share = targets.double() / tokens_so_far.clamp_min(1)
-                first = ((gradient_norm(self.model).double() * share).square(), tokens_so_far)
+                first = ((gradient_norm(self.model) * share).square(), tokens_so_far)
         return sums, first
+
+    def _backward(
+        self, batch: Batch, factor: Tensor, chances: Sequence[Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`(labels_T, losses_T)` of each pass, its gradient (of the sum x `factor`) added to `.grad` by then."""
+        device = self.world.device
+        ready: Iterator[Inputs] = (
+            (*to_device(micro, device), *([] if chances is None else [chances[i].to(device)])) for i, micro in enumerate(batch.micros)
+        )
+        if self.model.pipeline is not None:
+            inputs = list(ready)
+            yield from zip((one[3] for one in inputs), self.model.pipeline.train(inputs, factor), strict=True)
+            return
+        for i, one in enumerate(ready):
+            before_pass(self.model, self.plan.shard, i == len(batch.micros) - 1)
+            losses = self.model(*one)
+            (losses.sum() * factor).backward()
+            yield one[3], losses.detach()
 
     def _look_at_curvature(self, batch: Batch, step: int, first_slot: int, targets: Tensor) -> None:
         """Leave in `.grad` the mean gradient of labels that the model draws, and in the gate whether it is finite.
@@ -174,12 +191,9 @@ class Stepper:
         or on how the batch is cut.
         """
         slots: Iterator[int] = iter(range(first_slot, first_slot + (1 << 40)))
-        for i, micro in enumerate(batch.micros):
-            before_pass(self.model, self.plan.shard, i == len(batch.micros) - 1)
-            tokens, positions, segments, labels = to_device(micro, self.world.device)
-            chances = self._chances(micro, step, slots)
-            losses = self.model(tokens, positions, segments, labels, chances.to(self.world.device))
-            (losses.sum() / targets).backward()
+        chances = [self._chances(micro, step, slots) for micro in batch.micros]
+        for _ in self._backward(batch, 1.0 / targets, chances):
+            pass
         sophia = self.updater.sophia
         assert sophia is not None
         sophia.gate = self.updater.norm().isfinite().float()

@@ -11,8 +11,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from trainer.loop.tensor import chosen, log_sum
 
 IGNORE = -100
 
@@ -26,30 +29,34 @@ Head = Callable[[Tensor], Tensor]
 
 
 def token_losses(
-    hidden_TD: Tensor, head: Head, labels_T: Tensor, vocab: int, z_loss: float = 0.0
+    hidden_TD: Tensor, head: Head, labels_T: Tensor, vocab: int, z_loss: float = 0.0, shared: DeviceMesh | None = None
 ) -> Tensor:
     """-log p(label) for each token, natural log, float32 (T,); 0 where the label is `IGNORE`.
 
-    `head` turns (N, D) into logits (N, vocab). A chunk's logits are freed after the forward pass and computed
+    `head` turns (N, D) into logits (N, vocab), or this rank's part of them where an axis of ranks is `shared`. A chunk's logits are freed after the forward pass and computed
     again in the backward pass. Chunk borders depend on `vocab` alone, so losses do not depend on memory.
     `z_loss` adds z_loss log(sum(exp(logits)))^2 (Chowdhery et al. 2022, section 5) to the gradient, and nothing to
     the values, which stay comparable.
     """
     rows = max(1, CHUNK_ELEMENTS // vocab)
     if hidden_TD.shape[0] <= rows:
-        return _chunk(hidden_TD, labels_T, head, z_loss)
+        return _chunk(hidden_TD, labels_T, head, z_loss, shared)
     parts = [
-        checkpoint(_chunk, hidden_ND, labels_N, head, z_loss, use_reentrant=False)
+        checkpoint(_chunk, hidden_ND, labels_N, head, z_loss, shared, use_reentrant=False)
         for hidden_ND, labels_N in zip(hidden_TD.split(rows), labels_T.split(rows), strict=True)
     ]
     return torch.cat(parts)
 
 
-def _chunk(hidden_ND: Tensor, labels_N: Tensor, head: Head, z_loss: float) -> Tensor:
-    logits = head(hidden_ND).float()
-    losses = functional.cross_entropy(logits, labels_N, ignore_index=IGNORE, reduction="none")
+def _chunk(hidden_ND: Tensor, labels_N: Tensor, head: Head, z_loss: float, shared: DeviceMesh | None) -> Tensor:
+    logits, real_N = head(hidden_ND).float(), labels_N != IGNORE
+    if shared is None:
+        losses = functional.cross_entropy(logits, labels_N, ignore_index=IGNORE, reduction="none")
+    else:
+        losses = (log_sum(logits, shared) - chosen(logits, labels_N, shared)).where(real_N, 0.0)
     if z_loss:
-        penalty = z_loss * logits.logsumexp(-1).square() * (labels_N != IGNORE)
+        whole = logits.logsumexp(-1) if shared is None else log_sum(logits, shared)
+        penalty = z_loss * whole.square() * real_N
         losses = losses + (penalty - penalty.detach())
     return losses
 

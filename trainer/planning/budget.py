@@ -23,11 +23,11 @@ from trainer.planning.solver import Values
 
 #: How each part of the ledger comes about.
 WHY = {
-    "weights": "4 bytes x parameters / {spread}",
+    "weights": "4 bytes x {parameters} / {spread}",
     "master copy": "none: the weights are fp32 themselves",
-    "gradients": "4 bytes x parameters{gradients}, as far as they are summed by then",
-    "optimizer": "state of {optimizer}, {state:.3g} bytes x parameters / {spread}",
-    "activations": "{layers} layers x {tokens:,} tokens, activation_checkpointing {recompute}",
+    "gradients": "4 bytes x {parameters}{gradients}, as far as they are summed by then",
+    "optimizer": "state of {optimizer}, {state:.3g} bytes x {parameters} / {spread}",
+    "activations": "{layers} x {tokens:,} tokens{shared}, activation_checkpointing {recompute}",
     "gathered layers": "embedding, head and layers in use, in {compute}",
     "logits": "{vocab:,} ids x a chunk of the tokens, and the gradient of the head",
     "working set": "what the backward pass of a layer makes, gradients on their way",
@@ -51,8 +51,10 @@ def note_memory(draft: Draft, values: Values) -> None:
         return
     _note_bill(draft, values)
     now = ledger(found)
+    shared = f" / {found.tensor} that share them" if found.tensor > 1 else ""
     words = {
-        "spread": found.spread, "optimizer": found.optimizer, "layers": found.shape.layers, "tokens": found.tokens,
+        "spread": found.spread, "optimizer": found.optimizer, "layers": f"{found.shape.layers} layers" if found.pipeline == 1 else "layers and passes of a stage", "tokens": found.tokens,
+        "parameters": "parameters" + (" of a stage" if found.pipeline > 1 else "") + shared, "shared": shared,
         "recompute": found.recompute, "compute": found.compute, "vocab": found.shape.vocab_size,
         "state": now.parts["optimizer"] * found.spread / (now.parts["weights"] * found.spread / 4),
         "gradients": "" if found.spread == 1 or now.parts["gradients"] > now.parts["weights"] else f" / {found.spread}",

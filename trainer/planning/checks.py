@@ -13,6 +13,7 @@ from trainer.planned import Note
 from trainer.planning.devices import GPUS, find_gpu
 from trainer.planning.draft import Draft
 from trainer.planning.figures import in_unit, span
+from trainer.planning.ranks import too_few_passes
 from trainer.planning.solver import Values
 from trainer.shape import ModelShape
 
@@ -135,10 +136,13 @@ def check_shard(draft: Draft, values: Values) -> None:
     parallel = draft.config.parallel
     shape: ModelShape | None = values.shape
     tensor, pipeline = parallel.tensor_parallel, parallel.pipeline_parallel
-    if shape is not None and (shape.heads % tensor or shape.kv_heads % tensor):
-        fitting = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0 and n.bit_count() == 1]
-        message = f"{tensor} devices cannot share {shape.heads} heads and {shape.kv_heads} key heads evenly"
+    if shape is not None and (uneven := shape.uneven(tensor)):
+        fitting = [n for n in range(1, shape.kv_heads + 1) if n.bit_count() == 1 and not shape.uneven(n)]
+        message = f"{tensor} devices cannot share {', '.join(uneven)} evenly"
         draft.error("P001", message, ("parallel", "tensor_parallel"), f"tensor_parallel may be {', '.join(map(str, fitting))}")
+    if tensor > 1 and draft.config.optimizer.type == "AdamW8bit":
+        message = f"AdamW8bit keeps its state in blocks of whole rows, and {tensor} devices that share a layer cut rows"
+        draft.error("P001", message, ("optimizer", "type"), "write optimizer.type: AdamW", "write parallel.tensor_parallel: 1")
     if shape is not None and pipeline > shape.layers:
         message = f"{pipeline} pipeline stages for {shape.layers} layers: some would be empty"
         draft.error("P001", message, ("parallel", "pipeline_parallel"), f"write at most {shape.layers}")
@@ -150,6 +154,21 @@ def check_shard(draft: Draft, values: Values) -> None:
     if parallel.replicas is not None and parallel.shard != "hybrid":
         message = f"parallel.replicas is given, but parallel.shard is {parallel.shard}"
         draft.error("C017", message, ("parallel", "replicas"), "write parallel.shard: hybrid", "leave replicas out")
+
+
+def check_stages(draft: Draft, values: Values, mixture: Mixture) -> None:
+    """Every phase has passes for all stages, and tokens that the devices of a layer can share."""
+    tensor, stages = draft.config.parallel.tensor_parallel, draft.config.parallel.pipeline_parallel
+    readers, micro = values.get("batch.data_parallel"), values.get("batch.micro_batch_size")
+    for phase in mixture.phases:
+        if phase.seq_len % tensor:
+            message = f"phase {phase.name}: {tensor} devices cannot share sequences of {phase.seq_len:,} tokens evenly"
+            longer = -(-phase.seq_len // tensor) * tensor
+            draft.error("P001", message, ("parallel", "tensor_parallel"), f"write a seq_len of {longer:_}")
+        if readers is not None and micro is not None:
+            found = too_few_passes(phase.name, phase.batch, int(readers), int(micro), stages)
+            if found is not None:
+                draft.error("P001", found.message, ("parallel", "pipeline_parallel"), *found.repairs)
 
 
 def check_phases(draft: Draft, mixture: Mixture) -> None:

@@ -10,6 +10,11 @@ A layer keeps for the backward pass, for each token (flash attention, fused norm
     full        2 D                           the input of the layer
 and, without checkpointing, c (D (D + 2 K) + 2 D F) whatever the tokens: weights that are multiplied at once are copied
 next to each other, and the copy is kept.
+
+Devices that share a layer (tensor parallel) divide all of this but two states of all tokens, 2 c D (1 - 1/t) a token: what goes into
+attention and feed-forward (none), what comes out of them (selective). A pipeline stage keeps the passes that are on their way
+behind it, stages - its number at most, and has room for the states that it gets and sends of every pass of a step. The ledger is
+that of the fullest stage.
 The moments: the loss (all activations, logits of a chunk), the backward pass of the last, the last but one and the first
 layer (what it computes again, gathered weights, gradients on their way), the last reduction (gradients of embedding and
 head), the update. `trainer plan --trace` checks them against PyTorch's tracer.
@@ -21,11 +26,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainer.config import Compute, OptimizerName, Recompute, Shard
-from trainer.shape import ModelShape
+from trainer.shape import ModelShape, stages_of
 
 #: Logits of a chunk of the loss, in elements, as trainer/model/loss.py cuts them, and bytes of each while it is computed.
 CHUNK_ELEMENTS = 1 << 25
 LOGIT_BYTES = 12
+SHARED_LOGIT_BYTES = 20  # where devices share the vocabulary, and its log of sums is taken in steps
 
 #: Reserve: what CUDA and its libraries take, and the share that lies idle between blocks of the allocator.
 CONTEXT = 1 << 30
@@ -133,16 +139,22 @@ def ledger(setting: Setting) -> Ledger:
 
 
 def moments(setting: Setting) -> Iterator[Ledger]:
-    """Every moment that can be the fullest."""
-    sizes = _sizes(setting)
-    yield from (_loss(setting, sizes), *_backward(setting, sizes), _reduction(setting, sizes))
-    held = _held(setting, sizes, sizes.parameters)
-    yield Ledger("update", held, setting.on_cpu)
+    """Every moment that can be the fullest, of every stage."""
+    stages = min(setting.pipeline, setting.shape.layers)
+    for stage in range(stages):
+        sizes = _sizes(setting, stage, stages)
+        found = [*_backward(setting, sizes), _reduction(setting, sizes)]
+        if sizes.last:
+            found.insert(0, _loss(setting, sizes))
+        held = _held(setting, sizes, sizes.parameters)
+        found.append(Ledger("update", held, setting.on_cpu))
+        yield from found if stages == 1 else (replace(one, moment=f"{one.moment}, stage {stage + 1}") for one in found)
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of one device: parameters, those of a block and of the root, layers, tokens in flight."""
+    """Of one device: parameters, those of a block and of the root, its tables (embedding, head), layers, passes on their
+    way; whether it is of the first and of the last stage."""
 
     parameters: float
     block: float
@@ -151,18 +163,20 @@ class _Sizes:
     layers: int
     flight: int
     size: int  # bytes of the compute format
+    first: bool
+    last: bool
 
 
-def _sizes(setting: Setting) -> _Sizes:
-    shape, pipeline = setting.shape, setting.pipeline
-    layers = -(-shape.layers // pipeline)
-    tables = 1 if shape.tie_embeddings or pipeline > 1 else 2
-    root = (tables * shape.vocab_size * shape.width) / setting.tensor + shape.width
+def _sizes(setting: Setting, stage: int, stages: int) -> _Sizes:
+    shape, first, last = setting.shape, stage == 0, stage == stages - 1
+    layers = len(stages_of(shape, stages)[stage])
+    tables = int(first or last) if shape.tie_embeddings else first + last
+    root = (tables * shape.vocab_size * shape.width) / setting.tensor + last * shape.width
     whole = shape.parameters - (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.width - shape.width
-    block = whole / shape.layers / setting.tensor
+    block = (whole / shape.layers - shape.vectors) / setting.tensor + shape.vectors
     size = 4 if setting.compute == "fp32" else 2
-    flight = min(pipeline, setting.passes)
-    return _Sizes(layers * block + root, block, root, tables, layers, flight, size)
+    flight = min(stages - stage, setting.passes)
+    return _Sizes(layers * block + root, block, root, tables, layers, flight, size, first, last)
 
 
 def _held(setting: Setting, sizes: _Sizes, reduced: float) -> dict[str, float]:
@@ -186,9 +200,22 @@ def _gathered(setting: Setting, sizes: _Sizes, blocks: float) -> float:
     return sizes.size * (sizes.root + blocks * sizes.block)
 
 
-def _rotary(setting: Setting, sizes: _Sizes) -> float:
-    """Rotations, ids, labels and losses of a pass."""
-    return setting.tokens * (sizes.size * setting.shape.head_dim + 33)
+def _beside(setting: Setting, sizes: _Sizes) -> float:
+    """Rotations, ids, labels and losses of a pass; with several stages of all passes, and the states that they send."""
+    ends = (not sizes.first) + (not sizes.last)
+    rows, passes = (33, 1) if not ends else (33 + ends * sizes.size * setting.shape.width / setting.tensor, setting.passes)
+    return setting.tokens * (sizes.flight * sizes.size * setting.shape.head_dim + passes * rows)
+
+
+def _layer_bytes(setting: Setting) -> float:
+    """Bytes that a device keeps of a layer, for each token of a pass, for the backward pass."""
+    return kept_bytes(setting, setting.recompute) / setting.tensor + (_whole_states(setting) if setting.recompute != "full" else 0.0)
+
+
+def _whole_states(setting: Setting) -> float:
+    """Bytes for each token of the two states of a layer that are not shared out, above their share."""
+    size = 4 if setting.compute == "fp32" else 2
+    return 2 * size * setting.shape.width * (1 - 1 / setting.tensor)
 
 
 def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
@@ -196,12 +223,13 @@ def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
     shape, tokens, size = setting.shape, setting.tokens, sizes.size
     chunk = min(tokens, max(1, CHUNK_ELEMENTS // shape.vocab_size))
     parts = _held(setting, sizes, 0.0)
-    kept = sizes.flight * sizes.layers * kept_bytes(setting, setting.recompute) * tokens
-    last = tokens * (4 * shape.width + 4 + size * shape.width)
+    kept = sizes.flight * sizes.layers * _layer_bytes(setting) * tokens
+    last = tokens * ((4 * shape.width + 4) / setting.tensor + size * shape.width)
     joined = sizes.flight * sizes.layers * joined_bytes(setting) if setting.recompute == "none" else 0.0
-    parts["activations"] = (kept + last) / setting.tensor + joined + _rotary(setting, sizes)
+    parts["activations"] = kept + last + joined + _beside(setting, sizes)
     parts["gathered layers"] = _gathered(setting, sizes, 1 if setting.spread > 1 else 0)
-    parts["logits"] = (LOGIT_BYTES * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
+    each = LOGIT_BYTES if setting.tensor == 1 else SHARED_LOGIT_BYTES
+    parts["logits"] = (each * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
     parts["working set"] = size * shape.width * max(0, tokens - chunk)
     return Ledger("loss", parts, setting.on_cpu)
 
@@ -212,22 +240,22 @@ def _backward(setting: Setting, sizes: _Sizes) -> Iterator[Ledger]:
     own, again = _own_layer(setting, sizes)
     joined = joined_bytes(setting)
     held = joined if setting.recompute == "none" else 0.0
-    head = sizes.size * shape.vocab_size * shape.width / setting.tensor
-    inside = setting.tokens * again / setting.tensor + sizes.size * shape.width * shape.ffn / setting.tensor + joined - held
-    end = 10 * shape.width * setting.tokens / setting.tensor
+    head = sizes.last * sizes.size * shape.vocab_size * shape.width / setting.tensor
+    inside = setting.tokens * again + sizes.size * shape.width * shape.ffn / setting.tensor + joined - held
+    end = (10 * shape.width / setting.tensor + _whole_states(setting)) * setting.tokens
     for layer in sorted({last, max(0, last - 1), 0}, reverse=True):
         on_its_way = 4 * sizes.block if layer < last else 0.0  # the gradients of the layer behind
         stored = sizes.flight * sizes.layers - (sizes.layers - layer)
-        kept = setting.tokens * stored * kept_bytes(setting, setting.recompute) / setting.tensor + stored * held
+        kept = setting.tokens * stored * _layer_bytes(setting) + stored * held
         reduced = 12.5 * sizes.block if alone else on_its_way + sizes.size * sizes.block
         moments = (
-            (kept + setting.tokens * own / setting.tensor + held, head + on_its_way + inside, 1 if alone else 2),
+            (kept + setting.tokens * own + held, head + on_its_way + inside, 1 if alone else 2),
             (kept, head + reduced + end, 0 if alone else 2),
         )
         for activations, new, blocks in moments:
             parts = _held(setting, sizes, (last - layer) * sizes.block)
             parts["gathered layers"] = _gathered(setting, sizes, blocks)
-            parts["activations"] = activations + _rotary(setting, sizes)
+            parts["activations"] = activations + _beside(setting, sizes)
             parts["working set"] = new
             yield Ledger(f"backward pass of layer {layer + 1}", parts, setting.on_cpu)
 
@@ -236,13 +264,14 @@ def _own_layer(setting: Setting, sizes: _Sizes) -> tuple[float, float]:
     """Of each token in the layer whose backward pass runs: what was kept of it, and what is computed again or new."""
     shape, size = setting.shape, sizes.size
     width, keys, ffn = shape.width, shape.kv_heads * shape.head_dim, shape.ffn
-    whole = kept_bytes(setting, "none")
+    whole, shared, extra = kept_bytes(setting, "none"), setting.tensor, _whole_states(setting)
     if setting.recompute == "none":
-        return whole - size * ffn, size * (3 * ffn + width)
+        return (whole - size * ffn) / shared + extra, size * (3 * ffn + width) / shared
     if setting.recompute == "full":
-        return size * width, whole + size * (2 * ffn + width)
+        return size * width / shared, (whole + size * (2 * ffn + width)) / shared + extra
     kept = size * (2 * ffn + 2 * keys + 3 * width)
-    return kept, whole - size * (width + 2 * keys + 2 * ffn) + size * (2 * ffn + width)
+    again = whole - size * (width + 2 * keys + 2 * ffn) + size * (2 * ffn + width)
+    return kept / shared + extra, again / shared + extra
 
 
 def _reduction(setting: Setting, sizes: _Sizes) -> Ledger:
@@ -329,7 +358,9 @@ def ways_out(setting: Setting, budget: float) -> list[Way]:
         add("parallel.shard", "full", "more communication", replace(setting, shard="full", replicas=None))
     more = replace(setting, devices=2 * setting.devices, passes=max(1, -(-setting.passes // 2)))
     add("batch.data_parallel", str(more.devices), "twice the devices", more)
-    add("parallel.tensor_parallel", str(2 * setting.tensor), "twice the devices, much communication", replace(setting, tensor=2 * setting.tensor))
+    if not setting.shape.uneven(2 * setting.tensor):
+        shared = replace(setting, tensor=2 * setting.tensor)
+        add("parallel.tensor_parallel", str(shared.tensor), "twice the devices, much communication", shared)
     if state_bytes(setting.optimizer, setting.shape) > 2:
         add("optimizer.type", "AdamW8bit", "another update rule, in a new run", replace(setting, optimizer="AdamW8bit"))
     return found

@@ -109,6 +109,8 @@ def study(loaded: Loaded[PlanConfig] | None, manifests: Sequence[Manifest], mach
     new = [broken for broken in values.conflicts if broken not in known_before and broken is not RUN]
     draft.problems += [contradiction(draft, values, broken, again) for broken in new]
     checks.all_of(draft, values)
+    if mixture is not None:
+        checks.check_stages(draft, values, mixture)
     corpus.note_training(draft, values)
     suggest.note_suggestions(draft, values)
     if mixture is not None and manifests and values.shape is not None:

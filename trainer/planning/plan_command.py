@@ -95,8 +95,8 @@ def trace(output: Output, found: Study) -> int:
     passes = min(setting.passes, 2)  # more passes repeat the second
     groups = setting.devices // setting.spread if setting.shard == "hybrid" else 1
     case = Case(setting.shape, setting.rows, setting.seq_len, setting.devices, setting.recompute, passes,
-                setting.compute, "AdamW", setting.on_cpu, setting.shard, groups)  # fmt: skip
-    own = ledger(replace(setting, passes=passes, tensor=1, pipeline=1, optimizer="AdamW"))
+                setting.compute, "AdamW", setting.on_cpu, setting.shard, groups, setting.tensor)  # fmt: skip
+    own = ledger(replace(setting, passes=passes, pipeline=1, optimizer="AdamW"))
     traced = traced_of(case)
     apart = own.used / traced.total - 1
     counted, ours = flops_per_token(setting.shape, setting.seq_len), token_flops(setting.shape, setting.seq_len)

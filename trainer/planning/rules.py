@@ -139,7 +139,8 @@ def _micro_batch(values: Values) -> Number | None:
     lengths = [(phase.seq_len or seq_len, phase.global_tokens or step) for phase in draft.phases] or [(seq_len, step)]
     rows = max(max(1, round(tokens / length)) for length, tokens in lengths)
     longest = max(length for length, _ in lengths)
-    share = -(-rows // int(replicas))
+    stages = draft.config.parallel.pipeline_parallel
+    share = max(1, -(-rows // int(replicas)) // stages)  # each stage needs a pass
     usual = max(1, min(share, int(MICRO_TOKENS[draft.machine.device] // longest)))
     memory = values.get("hardware.gpu_memory")
     if memory is None or values.shape is None or draft.on_cpu:
@@ -284,7 +285,7 @@ FIRST: tuple[Rule, ...] = (
     Rule("hardware.gpu", "the GPU of this machine, else H100", _gpu),
     Rule("hardware.gpu_memory", "what that GPU has", _gpu_memory),
     Rule("batch.micro_batch_size", "4,096 tokens on CPU; on GPU 16,384, or what fits its memory; at most a device's "
-         "share of a step", _micro_batch),
+         "share of a step, of which each pipeline stage needs a pass", _micro_batch),
 )  # fmt: skip
 
 #: Rules that need the steps of the run, or nothing needs but people.

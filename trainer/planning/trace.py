@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.contract.problem import Problem, RunError
 from trainer import model
 from trainer.config import Shard
-from trainer.loop import optim, parallel
+from trainer.loop import optim, parallel, tensor
 from trainer.model import attention, loss
 from trainer.model.attention import Segments
 from trainer.planned import OptimizerPlan
@@ -50,7 +51,7 @@ class Traced:
 class Case:
     """What is traced: a model on one of `devices`, `rows` sequences in a pass, `passes` passes in a step.
 
-    groups  of `hybrid`
+    groups  of `hybrid`;  tensor  devices that share each layer, of which there are so many times `devices`
     """
 
     shape: ModelShape
@@ -64,6 +65,7 @@ class Case:
     on_cpu: bool = False
     shard: Shard = "full"
     groups: int = 2
+    tensor: int = 1
 
 
 def trace(case: Case) -> Traced:
@@ -78,15 +80,14 @@ def trace(case: Case) -> Traced:
 
     if dist.is_initialized():
         raise RunError(Problem("R009", "a process group is there already; tracing needs a process of its own"))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.devices)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.devices * case.tensor)
     try:
         groups = {"none": case.devices, "hybrid": case.groups}.get(case.shard, 1)
         axes = dist.device_mesh.init_device_mesh(
-            "cpu", (groups, case.devices // groups), mesh_dim_names=("replica", "shard")
+            "cpu", (groups, case.devices // groups, case.tensor), mesh_dim_names=("replica", "shard", "tensor")
         )
-        mesh = axes if groups > 1 else axes["shard"]
-        with _kernels(case.on_cpu), FakeTensorMode(allow_non_fake_inputs=True):
-            net = _sharded(case, mesh)
+        with _kernels(case.on_cpu), _real_meshes(), FakeTensorMode(allow_non_fake_inputs=True):
+            net = _sharded(case, axes)
             rule = OptimizerPlan(case.optimizer, 0.9, 0.95, 1e-8, 0.1, 1.0)  # type: ignore[arg-type]
             optimizer: Any = optim.Updater(net, rule).parts[-1]
             inputs = _inputs(case)
@@ -123,11 +124,13 @@ def _by_part(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
     return found
 
 
-def _sharded(case: Case, mesh: Any) -> nn.Module:
+def _sharded(case: Case, mesh: Any) -> model.Llama:
     """The model, sharded as a run shards it."""
     net = model.Llama(case.shape, case.recompute)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.compute, torch.float32)
-    parallel.shard(net, net.model.layers, mesh, case.shard, compute)
+    if case.tensor > 1:
+        tensor.share(net, mesh["tensor"])
+    parallel.shard(net, net.model.layers, parallel.data_axes(mesh), case.shard, compute)
     return net
 
 
@@ -173,6 +176,22 @@ def _kernels(on_cpu: bool) -> Iterator[None]:
         yield
     finally:
         model.attend, model.RMSNorm.forward = attend, norm  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Inside, FSDP2 can join its axes to that of shared layers: a mesh is made of numbers, also while tensors are fake."""
+    joined: Any = DeviceMesh._concatenate
+
+    def real(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return joined(meshes)
+
+    DeviceMesh._concatenate = staticmethod(real)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        DeviceMesh._concatenate = joined  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ from trainer.command import (
     options_of_a_checkpoint,
     options_of_a_plan,
     options_of_a_tool,
+    plan_alone,
     plan_of,
+    ranks_of,
     reported,
     smoke_folder,
 )
@@ -84,7 +86,7 @@ def evaluate(
     """Measure a checkpoint on the holdout: loss and bits per byte of each source."""
     from trainer.loader import Loader
 
-    solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, 1)
+    solved, manifests, folders = plan_alone(plan_path, manifest_paths, overrides)
     with (
         Loader(folders, solved, manifests) as loader,
         _attached(solved, out, step, best) as (model, found, world),
@@ -137,7 +139,7 @@ def sample(
     """Let a checkpoint write on behind a prompt."""
     from stages.contract.problem import printable
 
-    solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, 1)
+    solved, manifests, folders = plan_alone(plan_path, manifest_paths, overrides)
     tokenizer = manifests[0].tokenizer
     with _attached(solved, out, step, best) as (model, found, world):
         from trainer.model.sample import Codec, continued
@@ -231,7 +233,7 @@ def smoke(
     out: Path | None,
 ) -> int:
     """Rehearse a plan: one batch learned by heart, a hundredth of the run, resume, export. A gate that fails says why."""
-    ranks = ranks or accelerators() or 1
+    ranks = ranks or ranks_of(plan_path, overrides)
     solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, ranks)
     with needs_torch():
         from trainer.tools.smoke import command
@@ -313,7 +315,7 @@ def bench(
     """Measure tokens/s, MFU and memory over micro-batch, checkpointing and compiling, for `trainer plan`."""
     from stages.contract.names import path_name
 
-    solved, manifests, folders = plan_of(plan_path, manifest_paths, overrides, 1)
+    solved, manifests, folders = plan_alone(plan_path, manifest_paths, overrides)
     with needs_torch():
         from trainer.tools.bench import command
     arguments = arguments_of(plan_path, manifest_paths, overrides)

@@ -29,7 +29,7 @@ def test_ways_out_come_in_order_with_what_the_ledger_says_each_frees(manifest):
     setting = replace(setting, seq_len=2048)
     lines = advice(setting, 80 << 30)
     heads = ["batch.micro_batch_size: 4", "parallel.activation_checkpointing: selective",
-             "parallel.activation_checkpointing: full", "model.seq_len: 1024", "parallel.shard: full",
+             "parallel.activation_checkpointing: full", "model.seq_len: 1024", "parallel.shard: full", "parallel.tensor_parallel: 2",
              "optimizer.type: AdamW8bit", "a step of this plan"]  # fmt: skip
     assert [line.startswith(head) for line, head in zip(lines, heads, strict=True)] == [True] * len(heads)
     assert "the result stays the same" in lines[0]
@@ -38,14 +38,13 @@ def test_ways_out_come_in_order_with_what_the_ledger_says_each_frees(manifest):
     assert "of the 80 GiB of a device" in lines[-1]
     assert advice(setting, 20 << 30)[0].startswith("batch.micro_batch_size: 1 ")  # the most that the ledger lets in
     done = setting_at(replace(plan, shard="full", activation_checkpointing="full"), 0, 1, 4, on_cpu=False)
-    assert [line.split(":")[0] for line in advice(done, 80 << 30)[:-1]] == ["batch.data_parallel", "optimizer.type"]
+    assert [line.split(":")[0] for line in advice(done, 80 << 30)[:-1]] == ["batch.data_parallel", "parallel.tensor_parallel", "optimizer.type"]
 
 
-def test_nothing_is_advised_that_fit_refuses(manifest):
+def test_no_layout_is_advised_that_fit_refuses(manifest):
     plan, _ = planned(manifest, *overrides(4))
-    setting = setting_at(replace(plan, model=WIDE), 0, 8, 4, on_cpu=False)
-    assert any(way.key == "parallel.tensor_parallel" for way in ways_out(setting, 80 << 30))
-    assert not any("tensor_parallel" in line for line in advice(setting, 80 << 30))
+    setting = setting_at(replace(plan, model=replace(WIDE, kv_heads=1)), 0, 8, 4, on_cpu=False)
+    assert not any(way.key == "parallel.tensor_parallel" for way in ways_out(setting, 80 << 30))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MemoryError()])

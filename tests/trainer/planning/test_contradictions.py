@@ -28,6 +28,10 @@ PLANS = {
     "long-phase": "model: {params: 7B, seq_len: 2}\ndata: {total_tokens: 140B}\n",
     "heads": "model: {params: 124M}\nparallel: {tensor_parallel: 8}\n",
     "stages": "model: {width: 256, layers: 4}\nparallel: {pipeline_parallel: 8}\n",
+    "passes": "model: {params: 124M, seq_len: 1024}\nbatch: {global_tokens: 65_536, micro_batch_size: 16}\n"
+    "parallel: {pipeline_parallel: 4}\nhardware: {gpus: 8}\n",
+    "uneven-tokens": "model: {params: 1B, seq_len: 1023}\nparallel: {tensor_parallel: 4}\nhardware: {gpus: 8}\n",
+    "eight-bit": "optimizer: {type: AdamW8bit}\nparallel: {tensor_parallel: 2}\nhardware: {gpus: 8}\nmodel: {params: 1B}\n",
     "groups": "batch: {data_parallel: 8}\nparallel: {shard: hybrid, replicas: 3}\n",
     "unknown-gpu": "hardware: {gpu: Frobnicator 9000, gpus: 8}\n",
     "saves": "model: {params: 7B}\nbatch: {global_tokens: 64k}\ncheckpoint: {save_every_steps: 10}\nhardware: {gpus: 64, gpu: H100}\n",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
+import torch
 
 from trainer.loop.flops import token_flops
 from trainer.planning.memory import (
@@ -14,11 +16,12 @@ from trainer.planning.memory import (
     kept_bytes,
     largest_rows,
     ledger,
+    moments,
     state_bytes,
     ways_out,
     with_rows,
 )
-from trainer.shape import Given, ModelShape, find_shape
+from trainer.shape import Given, ModelShape, find_shape, stages_of
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +46,7 @@ def compare(setting: Setting, near: float = NEAR) -> None:
     from trainer.planning.trace import Case, trace
 
     case = Case(setting.shape, setting.rows, setting.seq_len, setting.devices, setting.recompute, setting.passes,
-                shard=setting.shard, groups=setting.replicas or 1)  # fmt: skip
+                shard=setting.shard, groups=setting.replicas or 1, tensor=setting.tensor)  # fmt: skip
     traced, own = trace(case), ledger(setting)
     assert own.used == pytest.approx(traced.total, rel=near), (own, traced)
     assert own.parts["weights"] == pytest.approx(traced.parts["weights"], rel=0.001)
@@ -58,6 +61,29 @@ SMALL = ModelShape(512, 512, 3, 8, 2, 1408, 256, False, 1e4, 1e-5)
 @pytest.mark.parametrize(("mode", "devices", "passes"), [("none", 8, 1), ("selective", 1, 2), ("full", 8, 2)])
 def test_the_ledger_is_what_the_tracer_sees(mode, devices, passes):
     compare(Setting(SMALL, 4, 256, passes, devices, recompute=mode))
+
+
+@pytest.mark.parametrize(("mode", "tensor"), [("none", 2), ("selective", 4)])
+def test_the_ledger_of_shared_layers_is_what_the_tracer_sees(mode, tensor):
+    compare(Setting(replace(SMALL, kv_heads=4), 4, 256, 1, 8, recompute=mode, tensor=tensor))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mode", "tensor"), list(itertools.product(MODES, (2, 4))))
+def test_the_ledger_of_larger_shared_layers(mode, tensor):
+    compare(Setting(ModelShape(32_000, 1024, 6, 16, 8, 2816, 1024, False, 1e4, 1e-5), 4, 1024, 1, 8, recompute=mode, tensor=tensor))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_ledger_of_a_stage_holds_what_the_stage_holds(tied):
+    from trainer.model import Llama
+
+    shape = replace(SMALL, layers=7, tie_embeddings=tied)
+    found = {one.moment: one.parts["weights"] for one in moments(Setting(shape, 4, 256, 8, 1, pipeline=3))}
+    for stage, layers in enumerate(stages_of(shape, 3)):
+        with torch.device("meta"):
+            held = sum(p.numel() for p in Llama(shape, layers=layers).parameters())
+        assert found[f"update, stage {stage + 1}"] == pytest.approx(4 * held, rel=1e-9)
 
 
 @pytest.mark.long
