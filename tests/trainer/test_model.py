@@ -125,6 +125,36 @@ def test_chunked_loss_equals_the_plain_one(monkeypatch):
     assert torch.allclose(plain[0], expected.detach(), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+def test_the_gradient_of_the_loss_is_that_of_the_textbook(monkeypatch, dtype, z_loss):
+    make = torch.Generator().manual_seed(1)
+    logits = (9 * torch.randn(23, 50, generator=make)).to(dtype)
+    labels = torch.randint(0, 50, (23,), generator=make)
+    labels[[0, 9, 22]] = IGNORE
+    weights = torch.rand(23, generator=make)
+    monkeypatch.setattr("trainer.model.loss.BLOCK_ELEMENTS", (1, 50 * 4))  # blocks of 4 rows, the last of 3
+    ours = logits.clone().requires_grad_()
+    losses = token_losses(ours, lambda x: x * 1, labels, 50, z_loss)
+    (losses * weights).sum().backward()
+    exact = logits.double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact, labels, ignore_index=IGNORE, reduction="none")
+    penalty = z_loss * exact.logsumexp(-1).square() * (labels != IGNORE)
+    ((expected + penalty) * weights).sum().backward()
+    assert losses.dtype == torch.float32
+    assert torch.allclose(losses.double(), expected, atol=1e-5)  # without the penalty
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert torch.allclose(ours.grad.double(), exact.grad, rtol=tolerance, atol=1e-6)
+    assert not ours.grad[[0, 9, 22]].any()
+
+
+def test_logits_that_are_not_finite_make_a_loss_that_is_not():
+    logits = torch.zeros(3, 8)
+    logits[1, 5], logits[2, 5] = float("nan"), float("inf")
+    losses = token_losses(logits, lambda x: x, torch.tensor([1, 1, 1]), 8)
+    assert losses.isfinite().tolist() == [True, False, False]
+
+
 def test_queries_and_keys_may_be_normed():
     shape = replace(SHAPE, qk_norm=True)
     net = model(shape)

@@ -89,7 +89,7 @@ def lookup(ids_T: Tensor, table: Tensor) -> Tensor:
     if not isinstance(table, DTensor):
         return functional.embedding(ids_T, rows)
     axis = table.device_mesh
-    row_T, here_T = _among(ids_T, len(rows), axis)
+    row_T, here_T = among(ids_T, len(rows), axis)
     found_TD = functional.embedding(row_T, rows).where(here_T[:, None], 0.0)
     # Not torch's `RowwiseParallel`: what it returns is still on its way, and a compiled layer would lose its gradient.
     return DTensor.from_local(found_TD, axis, [Partial()], run_check=False).redistribute(placements=[Shard(0)]).to_local()
@@ -110,18 +110,7 @@ def summed(own: Tensor, axis: DeviceMesh) -> Tensor:
     return DTensor.from_local(own, axis, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
 
 
-def log_sum(own_NV: Tensor, axis: DeviceMesh) -> Tensor:
-    """log(sum(exp(logits))) over the whole vocabulary, (N,), from each rank's logits of its part."""
-    return gathered(own_NV.logsumexp(-1)[:, None], axis, 1).logsumexp(-1)
-
-
-def chosen(own_NV: Tensor, labels_N: Tensor, axis: DeviceMesh) -> Tensor:
-    """The logit of each label, (N,); 0 for one that is outside of the vocabulary."""
-    label_N, here_N = _among(labels_N, own_NV.shape[1], axis)
-    return summed(own_NV.gather(1, label_N[:, None])[:, 0].where(here_N, 0.0), axis)
-
-
-def _among(ids: Tensor, size: int, axis: DeviceMesh) -> tuple[Tensor, Tensor]:
+def among(ids: Tensor, size: int, axis: DeviceMesh) -> tuple[Tensor, Tensor]:
     """Ids as numbers of this rank's rows, of which it has `size`, and whether they are among these; 0 where not."""
     own = ids - axis.get_local_rank() * size
     here = (own >= 0) & (own < size)

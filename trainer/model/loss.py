@@ -8,19 +8,22 @@ the sum over all label tokens of a step, over micro-batches and ranks, divided b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from trainer.loop.tensor import chosen, log_sum
+from trainer.loop.tensor import among, gathered, summed
 
 IGNORE = -100
 
 #: Logits of one chunk, in elements: 32 Mi are 128 MiB as float32.
 CHUNK_ELEMENTS = 1 << 25
+
+#: Logits that are worked on at once, in elements: on a GPU, and on a CPU.
+BLOCK_ELEMENTS = (1 << 23, 1 << 19)
 
 #: The vocabulary is a multiple of this; see `shape.padded_vocabulary`.
 BLOCK = 64
@@ -33,8 +36,8 @@ def token_losses(
 ) -> Tensor:
     """-log p(label) for each token, natural log, float32 (T,); 0 where the label is `IGNORE`.
 
-    `head` turns (N, D) into logits (N, vocab), or this rank's part of them where an axis of ranks is `shared`. A chunk's logits are freed after the forward pass and computed
-    again in the backward pass. Chunk borders depend on `vocab` alone, so losses do not depend on memory.
+    `head` turns (N, D) into logits (N, vocab), or this rank's part of them where an axis of ranks is `shared`. A chunk's
+    logits are freed after the forward pass and computed again in the backward pass. Chunk borders depend on `vocab` alone, so losses do not depend on memory.
     `z_loss` adds z_loss log(sum(exp(logits)))^2 (Chowdhery et al. 2022, section 5) to the gradient, and nothing to
     the values, which stay comparable.
     """
@@ -49,16 +52,53 @@ def token_losses(
 
 
 def _chunk(hidden_ND: Tensor, labels_N: Tensor, head: Head, z_loss: float, shared: DeviceMesh | None) -> Tensor:
-    logits, real_N = head(hidden_ND).float(), labels_N != IGNORE
-    if shared is None:
-        losses = functional.cross_entropy(logits, labels_N, ignore_index=IGNORE, reduction="none")
-    else:
-        losses = (log_sum(logits, shared) - chosen(logits, labels_N, shared)).where(real_N, 0.0)
-    if z_loss:
-        whole = logits.logsumexp(-1) if shared is None else log_sum(logits, shared)
-        penalty = z_loss * whole.square() * real_N
-        losses = losses + (penalty - penalty.detach())
+    losses = _TokenLoss.apply(head(hidden_ND), labels_N, z_loss, shared)
+    assert isinstance(losses, Tensor)
     return losses
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Losses from logits, in float32 whatever the logits are, a block of rows at a time.
+
+    The only thing of size N x vocab is the logits: their gradient takes their place. A block fits into the cache of a
+    CPU, so that each logit comes from memory once in each direction.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own_NV: Tensor, labels_N: Tensor, z_loss: float, shared: DeviceMesh | None) -> Tensor:
+        real_N = labels_N != IGNORE
+        place_N, here_N = (labels_N.where(real_N, 0), real_N) if shared is None else among(labels_N, own_NV.shape[1], shared)
+        chosen_N = own_NV.gather(1, place_N[:, None])[:, 0].float().where(here_N, 0.0)
+        # log(sum(exp(logits)))
+        whole_N = torch.cat([block_BV.float().logsumexp(-1) for block_BV in _blocks(own_NV)])
+        if shared is not None:
+            chosen_N = summed(chosen_N, shared)
+            whole_N = gathered(whole_N[:, None], shared, 1).logsumexp(-1)
+        ctx.save_for_backward(own_NV, real_N, here_N, place_N, whole_N)
+        ctx.z_loss = z_loss
+        return (whole_N - chosen_N).where(real_N, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """factor * softmax - grad * onehot(label), factor = grad (1 + 2 z_loss log(sum(exp)))."""
+        own_NV, real_N, here_N, place_N, whole_N = ctx.saved_tensors
+        grad_N = grad_N.where(real_N, 0.0)
+        factor_N = grad_N * (1 + 2 * ctx.z_loss * whole_N)
+        columns = (whole_N, factor_N, place_N, grad_N.where(here_N, 0.0))
+        cut = [_blocks(one_N[:, None], own_NV) for one_N in columns]
+        for block_BV, whole_B1, factor_B1, place_B1, grad_B1 in zip(_blocks(own_NV), *cut, strict=True):
+            made_BV = block_BV.float().sub_(whole_B1).exp_().mul_(factor_B1)  # in float32 this is the block itself
+            made_BV.scatter_(1, place_B1, made_BV.gather(1, place_B1) - grad_B1)
+            if block_BV.dtype != torch.float32:
+                block_BV.copy_(made_BV)
+        return own_NV, None, None, None
+
+
+def _blocks(x_NM: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Views of `x`, each with the rows of a block of `like` (left out: of `x` itself)."""
+    like = x_NM if like is None else like
+    elements = BLOCK_ELEMENTS[like.device.type == "cpu"]
+    return x_NM.split(max(1, elements // like.shape[1]))
 
 
 @torch.no_grad()

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from trainer.config import Compute, OptimizerName, Recompute, Shard
 from trainer.shape import ModelShape, stages_of
 
-#: Logits of a chunk of the loss, in elements, as trainer/model/loss.py cuts them, and bytes of each while it is computed.
+#: Logits of a chunk of the loss, in elements, and of the block of them that is worked on in fp32 (on a GPU, and on a CPU), as
+#: trainer/model/loss.py cuts them.
 CHUNK_ELEMENTS = 1 << 25
-LOGIT_BYTES = 12
-SHARED_LOGIT_BYTES = 20  # where devices share the vocabulary, and its log of sums is taken in steps
+BLOCK_ELEMENTS = (1 << 23, 1 << 19)
 
 #: Reserve: what CUDA and its libraries take, and the share that lies idle between blocks of the allocator.
 CONTEXT = 1 << 30
@@ -228,8 +228,9 @@ def _loss(setting: Setting, sizes: _Sizes) -> Ledger:
     joined = sizes.flight * sizes.layers * joined_bytes(setting) if setting.recompute == "none" else 0.0
     parts["activations"] = kept + last + joined + _beside(setting, sizes)
     parts["gathered layers"] = _gathered(setting, sizes, 1 if setting.spread > 1 else 0)
-    each = LOGIT_BYTES if setting.tensor == 1 else SHARED_LOGIT_BYTES
-    parts["logits"] = (each * chunk * shape.vocab_size + size * shape.vocab_size * shape.width) / setting.tensor
+    logits = chunk * shape.vocab_size / setting.tensor
+    block = 4 * min(BLOCK_ELEMENTS[setting.on_cpu], logits)
+    parts["logits"] = size * (logits + shape.vocab_size * shape.width / setting.tensor) + block
     parts["working set"] = size * shape.width * max(0, tokens - chunk)
     return Ledger("loss", parts, setting.on_cpu)
 
