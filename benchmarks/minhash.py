@@ -90,7 +90,6 @@ def from_text(report: Report, name: str, texts: pa.Array, quick: bool, unspaced:
     ours(texts)()
     everything = texts.nbytes / 1e6
     seconds, _ = cpu_seconds(ours(texts), 5)
-    report.rate(f"minhash.{name}", everything / seconds, "MB/s")
     peers = [
         ("rensa", lambda t: rensa(t, unspaced, rho=False), 3.0),
         ("rensa rho", lambda t: rensa(t, unspaced, rho=True), 3.0),
@@ -106,8 +105,9 @@ def from_text(report: Report, name: str, texts: pa.Array, quick: bool, unspaced:
             part = int(np.diff(text_buffers(some)[1]).sum()) / 1e6
             theirs, _ = cpu_seconds(peer(some.to_pylist()), 1 if quick else 3)
             mine, _ = cpu_seconds(ours(some), 15)
-            label = f"minhash.{name}.{peer_name.replace(' ', '-')}"
+            label = f"minhash.{name}.{peer_name.replace(' ', '-')}" if peer_name != "rensa" else f"minhash.{name}"
             report.rate(label, part / mine, "MB/s", part / theirs, peer_name)
+    report.rate(f"minhash.{name}.whole", everything / seconds, "MB/s")
 
 
 @njit

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks.table import table
 from pipeline.corpus import corpus_schema, load_corpus
 from stages.contract.problem import CODES
 
@@ -137,6 +138,12 @@ def test_every_figure_is_filled_and_closed(page: Path) -> None:
     found = FIGURE.findall(text)
     assert len(found) == text.count("<!-- figures: ") / 2
     assert [name for name, body in found if not body.strip()] == []
+
+
+@pytest.mark.parametrize("name", PAIRS[0])
+def test_the_speeds_are_those_of_the_kept_results(name: str) -> None:
+    (shown,) = (body for kind, body in FIGURE.findall(read(ROOT / name)) if kind == "speed")
+    assert shown == table(name), "python -m benchmarks.table writes them anew"
 
 
 # --- links --------------------------------------------------------------------------------------------------
