@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 
 def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count: Any) -> Any:
-    """`out[at:at + count] = data[start:start + count]` for two uint8 arrays that share no memory; no bounds are checked."""
+    """`count` bytes from data[start] on to out[at], for two arrays that share no memory; no bounds are checked."""
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         def address(array: Any, kind: Any, index: Any) -> Any:

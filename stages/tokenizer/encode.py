@@ -28,10 +28,11 @@ from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
 from stages.text.memory import copy_bytes
 from stages.tokenizer.added_tokens import AddedTokens, replace_ids
+from stages.tokenizer.characters import nfc_unsafe
 from stages.tokenizer.merging import LARGEST_ID, Merges, compile_merges
+from stages.tokenizer.patterns import Pattern, recognise
 from stages.tokenizer.piece_cache import PieceCache
 from stages.tokenizer.pieces import PieceTable
-from stages.tokenizer.pretokenize import Pattern, nfc_unsafe, recognise
 from stages.tokenizer.tokenizer_json import byte_alphabet, flat_tokens, token_bytes
 
 #: Names under which tokenizers keep the end of a document, the likeliest first.

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, types
 
+from stages.tokenizer.segments import joints
+
 _SCAN = 128  # a power of two, and places fit into 7 bits
 _NONE = 0x7FFFFFFF
 #: Ids and ranks are below this, so that a pair and its rank share one word.
@@ -47,6 +49,7 @@ class Merges(NamedTuple):
     levels      int32[65536]     its level
     ahead       int32[256, 64]   by the byte before a character and the low bits of its first: lowest rank that hurts it
     behind      int32[64, 256]   by the low bits of the last byte of a character and the byte behind it: the same
+    joined      uint64[16384]    `segments.joints`
     """
 
     byte_ids: np.ndarray
@@ -58,11 +61,12 @@ class Merges(NamedTuple):
     levels: np.ndarray
     ahead: np.ndarray
     behind: np.ndarray
+    joined: np.ndarray
 
 
 _LIST, _GRID = types.int32[::1], types.int32[:, ::1]
 _WORDS = types.uint64[::1]
-MERGES = types.NamedTuple((_LIST, _LIST, _WORDS, _WORDS, _LIST, _LIST, _LIST, _GRID, _GRID), Merges)
+MERGES = types.NamedTuple((_LIST, _LIST, _WORDS, _WORDS, _LIST, _LIST, _LIST, _GRID, _GRID, _WORDS), Merges)
 
 
 def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, bounds: np.ndarray) -> Merges:
@@ -87,8 +91,9 @@ def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, 
     _hurting(flat, bounds, ahead, behind)
     chars, levels = np.full(1 << 16, -1, np.int32), np.zeros(1 << 16, np.int32)
     merges = Merges(
-        byte_ids, _byte_ranks(byte_ids, pairs, known), pairs, known, results, chars, levels, ahead, behind
-    )
+        byte_ids, _byte_ranks(byte_ids, pairs, known), pairs, known, results, chars, levels, ahead, behind,
+        joints(flat, bounds),
+    )  # fmt: skip
     made = np.full(int(triples.max(initial=0)) + 1, -1, np.int64)
     np.maximum.at(made, results, ranks)
     if np.all(made[left] < ranks) and np.all(made[right] < ranks):
@@ -347,16 +352,14 @@ def _merge_long(n, pairs, known, results, token, current, ids, filled):  # type:
     return count
 
 
-@njit(inline="always", cache=True, nogil=True)
-def merge_piece(  # type: ignore[no-untyped-def]
-    data, start, end, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
-    token, order, after, before, ids, filled,
-):  # fmt: skip
+@njit(cache=True, nogil=True)
+def merge_piece(data, start, end, merges, work, ids, filled):  # type: ignore[no-untyped-def]
     """Encodes the piece data[start:end] into ids[filled:]; how many ids, never more than it has bytes.
 
-    token, order, after, before: working memory, int32[ROOM] each. The arrays of `Merges` come one by one, because
-    compiled code counts references of those in a tuple whenever it looks into it.
+    work: working memory, int32[4, ROOM].
     """
+    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind, _joined = merges
+    token, order, after, before = work[0], work[1], work[2], work[3]
     if end - start > ROOM:
         token, order = np.empty(end - start, np.int32), np.empty(end - start, np.int32)
     n = _begin(
@@ -371,9 +374,7 @@ def merge_piece(  # type: ignore[no-untyped-def]
 def _characters(merges):  # type: ignore[no-untyped-def]
     """int32[65536]: the id of each character of two or three bytes, -1 where it is several tokens or none exists."""
     found = np.full(1 << 16, -1, np.int32)
-    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind = merges
-    token, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
-    after, before = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
+    work = np.empty((4, ROOM), np.int32)
     data = np.empty(3, np.uint8)
     ids = np.empty(3, np.uint32)
     for code in range(0x80, 1 << 16):
@@ -385,13 +386,10 @@ def _characters(merges):  # type: ignore[no-untyped-def]
         data[2] = 0x80 | code & 63
         missing = False
         for i in range(size):
-            missing |= byte_ids[data[i]] < 0
+            missing |= merges.byte_ids[data[i]] < 0
         if missing:
             continue
-        n = merge_piece(
-            data, 0, size, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
-            token, order, after, before, ids, 0,
-        )  # fmt: skip
+        n = merge_piece(data, 0, size, merges, work, ids, 0)
         if n == 1:
             found[code] = ids[0]
     return found

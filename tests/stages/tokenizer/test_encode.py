@@ -28,7 +28,7 @@ from stages.contract.problem import SpecError
 from stages.tokenizer import piece_cache
 from stages.tokenizer.encode import Encoder
 from stages.tokenizer.learn import learn_merges
-from stages.tokenizer.pretokenize import Pattern, named_pattern
+from stages.tokenizer.patterns import Pattern, named_pattern
 from stages.tokenizer.tokenizer_json import byte_alphabet, token_bytes, tokenizer_files
 
 SAMPLE = (
@@ -213,10 +213,9 @@ def test_nulls_slices_and_empty_arrays() -> None:
     "limits",
     [
         {},
-        {"SHORT_PIECES": 8},
-        {"LONG_PIECES": 8},
-        {"KEPT_IDS": 64},
-        {"SHORT_PIECES": 64, "LONG_PIECES": 32, "KEPT_IDS": 128},
+        {"NARROW_LIMIT": 8},
+        {"WIDE_LIMIT": 8},
+        {"NARROW_LIMIT": 64, "WIDE_LIMIT": 32},
     ],
 )
 def test_full_tables_of_pieces_change_nothing(

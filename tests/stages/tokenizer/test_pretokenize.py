@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from stages.document import text_buffers
-from stages.tokenizer.make_unicode_classes import QUESTIONS, members
-from stages.tokenizer.pretokenize import (
-    CHUNK,
-    Pattern,
-    classes,
-    cut_long,
-    named_pattern,
-    nfc_unsafe,
-    pieces,
-    recognise,
-)
+from stages.tokenizer.characters import classes, nfc_unsafe
+from stages.tokenizer.make_characters import QUESTIONS, members
+from stages.tokenizer.patterns import Pattern, named_pattern, recognise
+from stages.tokenizer.pretokenize import CHUNK, cut_long, pieces
 
 PATTERNS = {
     "gpt2": named_pattern("gpt2"),
@@ -32,6 +25,8 @@ PATTERNS = {
     "llama3-2": named_pattern("llama3", digits=2),
     "llama3-han": named_pattern("llama3", split_han=True),
     "qwen2-han": named_pattern("qwen2", split_han=True),
+    "o200k": named_pattern("o200k"),
+    "o200k-1": named_pattern("o200k", digits=1),
     "deepseek": named_pattern("deepseek"),
 }
 #: What decides between alternatives: every class, both cases of contractions, all line ends, marks, joiners, planes.
@@ -79,7 +74,7 @@ def test_pieces_are_those_of_the_regex_module(name: str, text: str) -> None:
     assert split(PATTERNS[name], [text]) == found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt4", "llama3-han", "deepseek"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt4", "llama3-han", "o200k", "deepseek"])
 @pytest.mark.parametrize("form", ["{}", "'{}", "'{}e", "'l{}", " {}a", "a{}1", "{}\n{}"])
 def test_every_character_in_every_setting(name: str, form: str) -> None:
     """All planes: one text per character for the table, each in the place where it can change a decision."""
