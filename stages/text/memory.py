@@ -1,4 +1,9 @@
-"""Copying bytes inside of compiled kernels, at the speed of memory."""
+"""Memory in compiled kernels: copying bytes at the speed of memory, and kernels that do not count references.
+
+Numba counts a reference whenever an array is given a name, also that of an argument of an inlined function: two atomic
+operations, each as slow as ten others. `BORROWED` are options for kernels that work on arrays of their caller only,
+which lives longer than the call: nothing is counted, and nothing can be allocated.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+#: Options for `numba.njit`.
+BORROWED = {"cache": True, "nogil": True, "_nrt": False}
 
 
 def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count: Any) -> Any:

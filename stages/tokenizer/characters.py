@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit, types
 
+from stages.text.memory import BORROWED
 from stages.text.vectors import load8
 
 #: Bits of a class: \\p{L}, \\p{N}, \\s, \\p{Han}, \\p{Lu} and \\p{Lt}, \\p{M}, \\p{P} and \\p{S}, \\p{Ll}.
@@ -47,10 +48,12 @@ def _by_code_point(name: str) -> np.ndarray:
 
 def nfc_unsafe(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """bool per text: whether it holds a character that NFC might change. False means: it is its own NFC."""
-    return _any_of(data, offsets, _unstable())
+    found = np.zeros(len(offsets) - 1, np.bool_)
+    _any_of(data, offsets, _unstable(), found)
+    return found
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def character(data, at, end):  # type: ignore[no-untyped-def]
     """`(code point, bytes)` at data[at]; a malformed sequence is one byte of no class, never a read past `end`."""
     first = np.int64(data[at])
@@ -71,10 +74,9 @@ def character(data, at, end):  # type: ignore[no-untyped-def]
     return np.int64(0xFFFF), 1
 
 
-@njit(types.boolean[::1](BYTES, OFFSETS, BYTES), cache=True, nogil=True)
-def _any_of(data, offsets, table):  # type: ignore[no-untyped-def]
-    """bool per text: whether the table, which is 0 for ASCII, is not 0 for any of its characters."""
-    found = np.zeros(len(offsets) - 1, np.bool_)
+@njit(types.void(BYTES, OFFSETS, BYTES, types.boolean[::1]), **BORROWED)
+def _any_of(data, offsets, table, found):  # type: ignore[no-untyped-def]
+    """Sets `found` for each text in which the table, which is 0 for ASCII, is not 0 for some character."""
     for text in range(len(offsets) - 1):
         at, end = offsets[text], offsets[text + 1]
         while at < end:
@@ -86,4 +88,3 @@ def _any_of(data, offsets, table):  # type: ignore[no-untyped-def]
                 found[text] = True
                 break
             at += width
-    return found

@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from stages.text.memory import copy_bytes
+from stages.text.memory import BORROWED, copy_bytes
 from stages.text.vectors import load8, masks16
 from stages.tokenizer.characters import BYTES, OFFSETS, classes
-from stages.tokenizer.merging import MERGES, ROOM, Merges, merge_piece
+from stages.tokenizer.merging import MERGES, ROOM, Merges, merge_piece, working_memory
 from stages.tokenizer.patterns import Pattern
 from stages.tokenizer.pieces import PieceTable, free_slots, home_of, key_of, mix, prefetch, slot_of
 from stages.tokenizer.pretokenize import ascii_size, leads, piece_end
@@ -38,7 +38,7 @@ _HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(16)], np.uin
 _IDS = types.uint32[::1]
 _SLOTS = types.uint64[:, ::1]
 _TEXT, _AT, _STOP, _FILLED, _NARROW, _WIDE = range(6)  # where the kernel is, and entries of the tables
-_DONE, _NARROW_FULL, _WIDE_FULL = range(3)  # why it comes back
+_DONE, _NARROW_FULL, _WIDE_FULL, _TOO_LONG = range(4)  # why it comes back
 
 
 class PieceCache:
@@ -57,6 +57,13 @@ class PieceCache:
         self._ids = np.empty(0, np.uint32)
         self._narrow, self._wide = free_slots(_FIRST), free_slots(_FIRST, 8)
         self._state = np.zeros(6, np.int64)
+        self._merging = working_memory(ROOM)
+        self._block = (
+            np.empty((_BLOCK, 2), np.uint64),
+            np.empty(_BLOCK, np.uint64),
+            np.empty(_BLOCK + 1, np.int64),
+            np.empty(_BLOCK + 1, np.int64),
+        )
 
     def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`(ids, bounds)`: uint32 ids of all texts data[offsets[i]:offsets[i + 1]]; int64, where each text's ids begin."""
@@ -72,13 +79,17 @@ class PieceCache:
                 data, offsets, state, classes(), self._leads, pattern.family, pattern.digits, pattern.split_han,
                 narrow, narrow.view(np.uint32).reshape(-1), wide, wide.view(np.uint32).reshape(-1),
                 whole.slots, whole.pool, whole.offsets, whole_ids, self._merges, self._ids, bounds,
+                *self._merging, *self._block,
             )  # fmt: skip
             if why == _DONE:
                 return self._ids[: state[_FILLED]].copy(), bounds
             self._make_room(why)
 
     def _make_room(self, why: int) -> None:
-        """Doubles the table that is full; empties both when it is at its limit."""
+        """Doubles what is full; empties both tables when one of them is at its limit."""
+        if why == _TOO_LONG:
+            self._merging = working_memory(2 * self._merging[0].shape[1])
+            return
         table, limit = (self._narrow, NARROW_LIMIT) if why == _NARROW_FULL else (self._wide, WIDE_LIMIT)
         if len(table) >= 2 * limit:
             self._narrow.fill(0)
@@ -92,7 +103,7 @@ class PieceCache:
             _move_wide(table, self._wide)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _word(data, at, size):  # type: ignore[no-untyped-def]
     """The first `size` bytes of up to eight at `at`, 0 where there are none."""
     word = np.uint64(0)
@@ -103,14 +114,33 @@ def _word(data, at, size):  # type: ignore[no-untyped-def]
     return word
 
 
-@njit(inline="always", cache=True, nogil=True)
-def _wide_place(a, b, c, d, wide):  # type: ignore[no-untyped-def]
-    """The slot of a long key, or the free one where it belongs."""
+@njit(inline="always", **BORROWED)
+def _wide_key(data, at, size, part):  # type: ignore[no-untyped-def]
+    """The four words of a key of up to 31 bytes."""
+    last = _word(data, at + 24, size - 24) | np.uint64(size) << np.uint64(56) | part
+    return _word(data, at, size), _word(data, at + 8, size - 8), _word(data, at + 16, size - 16), last
+
+
+@njit(inline="always", **BORROWED)
+def _wide_place(key, wide):  # type: ignore[no-untyped-def]
+    """The slot of such a key, or the free one where it belongs."""
+    a, b, c, d = key
     mask = np.uint64(len(wide) - 1)
     at = mix(a ^ mix(c, d), b) & mask
     while wide[at, 3] != 0 and (wide[at, 0] != a or wide[at, 1] != b or wide[at, 2] != c or wide[at, 3] != d):
         at = (at + np.uint64(1)) & mask
     return at
+
+
+@njit(inline="always", **BORROWED)
+def _keep_wide(key, n, ids, filled, wide, wide_ids):  # type: ignore[no-untyped-def]
+    """Adds an entry of the n ids from ids[filled] on."""
+    slot = _wide_place(key, wide)
+    wide[slot, 0], wide[slot, 1], wide[slot, 2], wide[slot, 3] = key
+    place = np.int64(slot << np.uint64(4)) + 8
+    for k in range(n):
+        wide_ids[place + k] = ids[filled + k]
+    wide_ids[place + _MANY] = n
 
 
 @njit(types.void(_SLOTS, _SLOTS), cache=True, nogil=True)
@@ -130,64 +160,56 @@ def _move_wide(old, new):  # type: ignore[no-untyped-def]
     """The same."""
     for i in range(len(old)):
         if old[i, 3] != 0:
-            new[_wide_place(old[i, 0], old[i, 1], old[i, 2], old[i, 3], new)] = old[i]
+            new[_wide_place((old[i, 0], old[i, 1], old[i, 2], old[i, 3]), new)] = old[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _look_further(  # type: ignore[no-untyped-def]
     data, at, end, part, low, high, slot, state, narrow, narrow_ids, wide, wide_ids,
-    whole_slots, whole_pool, whole_offsets, whole_ids, merges, work, ids, filled,
+    whole_slots, whole_pool, whole_offsets, whole_ids, merges, lists, heap, ids, filled,
 ):  # fmt: skip
     """Encodes what the narrow table has no ids of, and keeps them; how many ids, -1 - why if there is no room for them.
 
     part: what is not a whole piece, as the bit that tells its key from one that is. slot: the place in `narrow`.
     """
     size = end - at
-    a = b = c = d = np.uint64(0)
-    wide_slot = np.uint64(0)
-    if size <= _LONG:
-        a, b = _word(data, at, size), _word(data, at + 8, size - 8)
-        c, d = _word(data, at + 16, size - 16), _word(data, at + 24, size - 24)
-        d |= np.uint64(size) << np.uint64(56) | part
-        wide_slot = _wide_place(a, b, c, d, wide)
-        if wide[wide_slot, 3] != 0:
-            place = np.int64(wide_slot << np.uint64(4))
-            n = np.int64(wide_ids[place + 15])
+    fits = size <= _LONG
+    if fits and (size > _SHORT or narrow[slot, 1] != 0):
+        found = _wide_place(_wide_key(data, at, size, part), wide)
+        if wide[found, 3] != 0:
+            place = np.int64(found << np.uint64(4)) + 8
+            n = np.int64(wide_ids[place + _MANY])
             for k in range(n):
-                ids[filled + k] = wide_ids[place + 8 + k]
+                ids[filled + k] = wide_ids[place + k]
             return n
     if 2 * state[_NARROW] >= len(narrow):
         return -1 - _NARROW_FULL
     if 2 * state[_WIDE] >= len(wide):
         return -1 - _WIDE_FULL
+    if size > lists.shape[1]:
+        return -1 - _TOO_LONG
     whole = whole_id(data, at, end, whole_slots, whole_pool, whole_offsets, whole_ids) if part == 0 else np.int64(-1)
     if whole >= 0:
         n = np.int64(1)
         ids[filled] = whole
     else:
-        n = merge_piece(data, at, end, merges, work, ids, filled)
-    if size <= _SHORT and n <= _MANY:
-        place = np.int64(slot << np.uint64(3))
-        narrow[slot, 0] = low
-        narrow[slot, 1] = high
+        n = merge_piece(data, at, end, merges, lists, heap, ids, filled)
+    if n > _MANY:
+        return n
+    if size <= _SHORT:
+        narrow[slot, 0], narrow[slot, 1] = low, high
+        place = np.int64(slot << np.uint64(3)) + 4
         for k in range(min(n, _FEW)):
-            narrow_ids[place + 4 + k] = ids[filled + k]
-        narrow_ids[place + 7] = n if n <= _FEW else 0
+            narrow_ids[place + k] = ids[filled + k]
+        narrow_ids[place + _FEW] = n if n <= _FEW else 0
         state[_NARROW] += 1
-    if (size > _SHORT or n > _FEW) and size <= _LONG and n <= _MANY:
-        place = np.int64(wide_slot << np.uint64(4))
-        wide[wide_slot, 0] = a
-        wide[wide_slot, 1] = b
-        wide[wide_slot, 2] = c
-        wide[wide_slot, 3] = d
-        for k in range(n):
-            wide_ids[place + 8 + k] = ids[filled + k]
-        wide_ids[place + 15] = n
+    if fits and (size > _SHORT or n > _FEW):
+        _keep_wide(_wide_key(data, at, size, part), n, ids, filled, wide, wide_ids)
         state[_WIDE] += 1
     return n
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def whole_id(data, at, end, slots, pool, offsets, numbers):  # type: ignore[no-untyped-def]
     """The id of a piece that is one token whatever the merges say, else -1."""
     if len(numbers) == 0:
@@ -202,21 +224,18 @@ def whole_id(data, at, end, slots, pool, offsets, numbers):  # type: ignore[no-u
         BYTES, OFFSETS, types.int64[::1], BYTES, types.Array(types.uint64, 1, "C", readonly=True), types.int64,
         types.int64, types.boolean, _SLOTS, _IDS, _SLOTS, _IDS,
         _SLOTS, types.uint8[::1], types.int64[::1], types.int32[::1], MERGES, _IDS, types.int64[::1],
+        types.int32[:, ::1], types.uint64[::1], _SLOTS, types.uint64[::1], types.int64[::1], types.int64[::1],
     ),
-    cache=True,
-    nogil=True,
+    **BORROWED,
 )  # fmt: skip
 def _encode(  # type: ignore[no-untyped-def]
     data, texts, state, kinds, leads, family, digits, split_han, narrow, narrow_ids, wide, wide_ids,
-    whole_slots, whole_pool, whole_offsets, whole_ids, merges, ids, bounds,
+    whole_slots, whole_pool, whole_offsets, whole_ids, merges, ids, bounds, lists, heap, keys, slots, starts, stops,
 ):  # fmt: skip
     """Goes on from where `state` says until all is done or a table is full; why it stopped.
 
     One function, because what it keeps in registers is what makes it fast.
     """
-    work = np.empty((4, ROOM), np.int32)
-    keys, slots = np.empty((_BLOCK, 2), np.uint64), np.empty(_BLOCK, np.uint64)
-    starts, stops = np.empty(_BLOCK + 1, np.int64), np.empty(_BLOCK + 1, np.int64)
     _ids, _ranks, _pairs, _known, _results, chars, levels, ahead, behind, joined = merges
     text, at, stop, filled = state[_TEXT], state[_AT], state[_STOP], state[_FILLED]
     part_bit = np.uint64(1 << 63) if len(whole_ids) > 0 else np.uint64(0)
@@ -261,15 +280,15 @@ def _encode(  # type: ignore[no-untyped-def]
                 low, high, slot = keys[i, 0], keys[i, 1], slots[i]
                 while narrow[slot, 1] != 0 and (narrow[slot, 0] != low or narrow[slot, 1] != high):
                     slot = (slot + np.uint64(1)) & mask
-                place = np.int64(slot << np.uint64(3))
-                copy_bytes(ids, filled, narrow_ids, place + 4, 16)
-                n = np.int64(narrow_ids[place + 7])
+                place = np.int64(slot << np.uint64(3)) + 4
+                copy_bytes(ids, filled, narrow_ids, place, 16)
+                n = np.int64(narrow_ids[place + _FEW])
                 if n == 0:
                     part = starts[i] < stops[i] or starts[i + 1] < stops[i + 1]
                     n = _look_further(
                         data, starts[i], starts[i + 1], part_bit if part else np.uint64(0), low, high, slot, state,
                         narrow, narrow_ids, wide, wide_ids,
-                        whole_slots, whole_pool, whole_offsets, whole_ids, merges, work, ids, filled,
+                        whole_slots, whole_pool, whole_offsets, whole_ids, merges, lists, heap, ids, filled,
                     )  # fmt: skip
                     if n < 0:
                         at, stop = starts[i], stops[i]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numba import njit, types
 
+from stages.text.memory import BORROWED
 from stages.text.vectors import highest, lowest, masks16
 from stages.tokenizer.characters import (
     BYTES,
@@ -78,7 +79,7 @@ def leads(pattern: Pattern) -> np.ndarray:
     return found
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _run(data, at, end, table, mask, wanted):  # type: ignore[no-untyped-def]
     """Where the run of characters with `class & mask == wanted` that begins at `at` ends."""
     while at < end:
@@ -89,7 +90,7 @@ def _run(data, at, end, table, mask, wanted):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _contraction(data, at, end, any_case):  # type: ignore[no-untyped-def]
     """Bytes of 's 't 're 've 'm 'll 'd at `at` (an apostrophe), or 0. Without regard to case, U+017F is an s."""
     if at + 1 >= end:
@@ -110,7 +111,7 @@ def _contraction(data, at, end, any_case):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _space_end(data, at, end, table, breaks):  # type: ignore[no-untyped-def]
     r"""End of the piece of white space at `at`: `\s*[\r\n]+` (if `breaks`), else `\s+(?!\S)`, else `\s+`."""
     first, after_break, last = at, at, at
@@ -127,7 +128,7 @@ def _space_end(data, at, end, table, breaks):  # type: ignore[no-untyped-def]
     return last if at < end and last > first else at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _digits_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
     """Where the first `digits` characters of the run of numbers at `at` end."""
     for _ in range(digits):
@@ -140,7 +141,7 @@ def _digits_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _gpt2_end(data, at, end, table):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the gpt2 pattern."""
     if data[at] == 39:
@@ -155,7 +156,7 @@ def _gpt2_end(data, at, end, table):  # type: ignore[no-untyped-def]
     return _run(data, body + width, end, table, LETTER | NUMBER | SPACE, kind)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the gpt4 family."""
     first = data[at]
@@ -188,7 +189,7 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
     return at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _word_end(data, at, end, table):  # type: ignore[no-untyped-def]
     """End of the word of o200k at `at`, contraction included, or `at` where no word begins.
 
@@ -223,7 +224,7 @@ def _word_end(data, at, end, table):  # type: ignore[no-untyped-def]
     return stop
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _o200k_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the o200k pattern."""
     stop = _word_end(data, at, end, table)
@@ -247,13 +248,13 @@ def _o200k_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _apart(code, kind):  # type: ignore[no-untyped-def]
     """Whether the first two deepseek patterns take the character, so that the third never sees it or past it."""
     return kind & NUMBER != 0 or (0x4E00 <= code <= 0x9FA5) or (0x3040 <= code <= 0x30FF)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _run_left(data, at, end, table, wanted):  # type: ignore[no-untyped-def]
     """Where the run of characters of a class in `wanted`, none of them apart, that begins at `at` ends."""
     while at < end:
@@ -264,7 +265,7 @@ def _run_left(data, at, end, table, wanted):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _matches_nothing(data, at, end, table):  # type: ignore[no-untyped-def]
     """Width of the character at `at` if no deepseek pattern matches there, else 0: a sign of no class before no letter."""
     code, width = character(data, at, end)
@@ -274,7 +275,7 @@ def _matches_nothing(data, at, end, table):  # type: ignore[no-untyped-def]
     return 0 if _run_left(data, at + width, min(at + width + 4, end), table, LETTER | MARK) > at + width else width
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the deepseek patterns."""
     code, width = character(data, at, end)
@@ -320,7 +321,7 @@ def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
     return body
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def piece_end(data, at, end, table, family, digits, split_han):  # type: ignore[no-untyped-def]
     """Where the piece that begins at `at` in a text that ends at `end` is over. table: `classes()`; the rest: `Pattern`."""
     if family == GPT2:
@@ -332,7 +333,7 @@ def piece_end(data, at, end, table, family, digits, split_han):  # type: ignore[
     return _gpt4_end(data, at, end, table, digits, split_han)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _ascii_rest(letters, numbers, spaces, breaks, high, data, at, room, family, digits):  # type: ignore[no-untyped-def]
     """`ascii_size` where no word begins; the masks end with the text, which has `room` bytes of them."""
     one = np.uint64(1)
@@ -367,7 +368,7 @@ def _ascii_rest(letters, numbers, spaces, breaks, high, data, at, room, family, 
     return size if size == room or size == 1 else size - 1
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def ascii_size(masks, data, at, end, leads, family, digits):  # type: ignore[no-untyped-def]
     """Bytes of the piece that begins at `at`, 0 where sixteen bytes of ASCII do not tell.
 
@@ -409,8 +410,7 @@ def ascii_size(masks, data, at, end, leads, family, digits):  # type: ignore[no-
         types.boolean,
         types.int64[::1],
     ),
-    cache=True,
-    nogil=True,
+    **BORROWED,
 )
 def _split(data, offsets, text, at, table, leads, family, digits, split_han, ends):  # type: ignore[no-untyped-def]
     """Fills `ends` from position `at` of text number `text` on; `(filled, text, position)` where it stopped."""
@@ -434,8 +434,7 @@ def _split(data, offsets, text, at, table, leads, family, digits, split_han, end
 
 @njit(
     types.UniTuple(types.int64, 2)(BYTES, types.int64, OFFSETS, types.int64, types.int64[::1]),
-    cache=True,
-    nogil=True,
+    **BORROWED,
 )
 def _cut(data, start, ends, limit, result):  # type: ignore[no-untyped-def]
     """Fills `result`; `(filled, pieces that were cut)`."""

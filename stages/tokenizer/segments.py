@@ -13,23 +13,30 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from stages.text.memory import BORROWED
 from stages.tokenizer.characters import BYTES, OFFSETS, character
 
 _BITS = 1 << 20
 _WORDS = types.uint64[::1]
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _bit(before, behind):  # type: ignore[no-untyped-def]
     """The number of the bit of two code points; two pairs may share one, which only joins more."""
     h = (np.uint64(before) << np.uint64(21) | np.uint64(behind)) * np.uint64(0x9E3779B97F4A7C15)
     return h >> np.uint64(44)
 
 
-@njit(types.uint64[::1](BYTES, OFFSETS), cache=True, nogil=True)
-def joints(flat, bounds):  # type: ignore[no-untyped-def]
+def joints(flat: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """uint64[16384], a bit per hash of two characters: 0 where no merge joins them. flat, bounds: see `compile_merges`."""
     found = np.zeros(_BITS >> 6, np.uint64)
+    _mark(flat, bounds, found)
+    return found
+
+
+@njit(types.void(BYTES, OFFSETS, _WORDS), **BORROWED)
+def _mark(flat, bounds, found):  # type: ignore[no-untyped-def]
+    """Sets the bits of all merges."""
     for rank in range(len(bounds) >> 1):
         start, middle, end = bounds[2 * rank], bounds[2 * rank + 1], bounds[2 * rank + 2]
         last = middle - 1
@@ -40,10 +47,9 @@ def joints(flat, bounds):  # type: ignore[no-untyped-def]
         if last + width == middle:
             bit = _bit(before, behind)
             found[bit >> np.uint64(6)] |= np.uint64(1) << (bit & np.uint64(63))
-    return found
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _is_whole(code, width, data, at, start, end, chars, levels, ahead, behind):  # type: ignore[no-untyped-def]
     """Whether the character at data[at], in a piece from `start` to `end`, begins as one token."""
     if width == 1:
@@ -57,7 +63,7 @@ def _is_whole(code, width, data, at, start, end, chars, levels, ahead, behind): 
     return stop == end or behind[np.int64(data[stop - 1] & 63), np.int64(data[stop])] > level
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def segment_end(data, at, end, inside, joined, chars, levels, ahead, behind):  # type: ignore[no-untyped-def]
     """The first border behind `at` in a piece that ends at `end`, `end` if there is none.
 
