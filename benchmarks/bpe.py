@@ -30,8 +30,8 @@ from stages.document import text_buffers  # noqa: E402
 from stages.tokenizer.bpe import MIN_COUNT, TrainTokenizer, thin  # noqa: E402
 from stages.tokenizer.encode import Encoder  # noqa: E402
 from stages.tokenizer.learn import learn_merges  # noqa: E402
-from stages.tokenizer.pieces import PieceTable  # noqa: E402
 from stages.tokenizer.patterns import named_pattern  # noqa: E402
+from stages.tokenizer.pieces import PieceTable  # noqa: E402
 from stages.tokenizer.pretokenize import cut_long, pieces  # noqa: E402
 from stages.tokenizer.tokenizer_json import tokenizer_files  # noqa: E402
 

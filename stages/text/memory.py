@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 #: Options for `numba.njit`.
-BORROWED = {"cache": True, "nogil": True, "_nrt": False}
+BORROWED: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
 
 def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count: Any) -> Any:

@@ -34,8 +34,8 @@ from stages.numbering import partition_bits, top_bits
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
 from stages.tokenizer.encode import Encoder
 from stages.tokenizer.learn import learn_merges
-from stages.tokenizer.pieces import PieceTable
 from stages.tokenizer.patterns import Pattern, PatternName, named_pattern
+from stages.tokenizer.pieces import PieceTable
 from stages.tokenizer.pretokenize import cut_long, pieces
 from stages.tokenizer.report import MEASURED, SAMPLE, as_html, report
 from stages.tokenizer.sampling import keys_of, limit_of, profile_of

@@ -298,7 +298,7 @@ def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarra
         alphabet = frozenset(byte_alphabet())
         written = [token for token in written if alphabet.issuperset(token)]
         flat, offsets = flat_tokens(written)
-    ids = np.fromiter((vocab[token] for token in written), np.int32, len(written))
+    ids = np.array([*map(vocab.__getitem__, written)], np.int32)
     table = PieceTable(len(written), len(flat))
     table.intern(flat, 0, offsets[1:])
     pairs = model["merges"]

@@ -87,9 +87,8 @@ def main() -> None:
     for bit, pattern in QUESTIONS.items():
         found |= np.where(members(pattern), bit, 0).astype(np.uint8)
     columns = {**_runs("classes", found), **_runs("unstable", nfc_unsafe().astype(np.uint8))}
-    np.savez_compressed(
-        TABLE, **columns, tokenizers=np.array(version("tokenizers")), nfc_unicode=np.array(unicodedata.unidata_version)
-    )
+    columns |= {"tokenizers": np.array(version("tokenizers")), "nfc_unicode": np.array(unicodedata.unidata_version)}
+    np.savez_compressed(TABLE, **columns)  # type: ignore[arg-type]
     print(f"{TABLE.name}: {len(columns['classes'])} runs, {TABLE.stat().st_size} bytes")
 
 

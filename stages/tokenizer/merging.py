@@ -84,7 +84,7 @@ def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, 
         raise ValueError(f"a vocabulary of {LARGEST_ID} ids or more")
     byte_ids = byte_ids.astype(np.int32)
     left, right, results = (np.ascontiguousarray(column) for column in triples.T)
-    pairs = np.full(1 << max(4, (2 * len(triples)).bit_length()), _FREE, np.uint64)
+    pairs = np.full(1 << max(4, (len(triples) * 4 // 3).bit_length()), _FREE, np.uint64)
     known = np.zeros(_BITS >> 6, np.uint64)
     ranks = np.arange(len(triples))
     keys = left.astype(np.uint64) << np.uint64(21) | right.astype(np.uint64)

@@ -199,7 +199,7 @@ def _look_further(  # type: ignore[no-untyped-def]
     if size <= _SHORT:
         narrow[slot, 0], narrow[slot, 1] = low, high
         place = np.int64(slot << np.uint64(3)) + 4
-        for k in range(min(n, _FEW)):
+        for k in range(n if n <= _FEW else 0):
             narrow_ids[place + k] = ids[filled + k]
         narrow_ids[place + _FEW] = n if n <= _FEW else 0
         state[_NARROW] += 1

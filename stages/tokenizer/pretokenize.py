@@ -230,12 +230,12 @@ def _o200k_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
     stop = _word_end(data, at, end, table)
     if stop > at:
         return stop
-    code, width = character(data, at, end)
+    code, _ = character(data, at, end)
     kind = table[code]
     if kind & NUMBER:
         return _digits_end(data, at, end, table, digits)
     if data[at] == 32 and at + 1 < end:
-        code, width = character(data, at + 1, end)
+        code, _width = character(data, at + 1, end)
         following = table[code]
         if following & (LETTER | NUMBER | SPACE) == 0:
             kind = following

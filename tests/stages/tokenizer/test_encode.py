@@ -92,7 +92,7 @@ def encoded(encoder: Encoder, texts: list[str]) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offsets)]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2", "o200k"])
 @settings(max_examples=150, deadline=None)
 @given(texts=TEXTS)
 def test_ids_are_those_of_the_library_and_decode_to_the_text(name: Any, texts: list[str]) -> None:
@@ -418,6 +418,21 @@ def test_published_tokenizers_on_real_text(shared: Path, name: str, fast: bool, 
         lines = _stored(path).splitlines()
         texts += [orjson.loads(line)["text"][:4000] for line in lines[:: max(1, len(lines) // 8)]]
     assert encoded(encoder, texts) == by_library(content, texts)
+
+
+@pytest.mark.data
+def test_o200k_and_its_rank_file_are_those_of_tiktoken(shared: Path) -> None:
+    """The same ids on real text, in every language of the mixture, from the same regex in another engine."""
+    tiktoken = pytest.importorskip("tiktoken")
+    pattern = named_pattern("o200k")
+    content = spec(pattern)
+    ranks = {token_bytes(token): number for token, number in json.loads(content)["model"]["vocab"].items()}
+    other = tiktoken.Encoding("o", pat_str=pattern.regexes[0], mergeable_ranks=ranks, special_tokens={})
+    texts = []
+    for path in sorted((shared / "data" / "mixture").glob("*/*.jsonl.zst")):
+        lines = _stored(path).splitlines()
+        texts += [orjson.loads(line)["text"][:4000] for line in lines[:: max(1, len(lines) // 4)]]
+    assert encoded(Encoder.load(content), texts) == [other.encode_ordinary(text) for text in texts]
 
 
 @pytest.mark.data

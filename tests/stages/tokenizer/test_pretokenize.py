@@ -32,7 +32,7 @@ PATTERNS = {
 #: What decides between alternatives: every class, both cases of contractions, all line ends, marks, joiners, planes.
 ALPHABET = (
     "ab sS'’tTlLrReEvVmMdDſK  \t\n\r\v\x1c\x85\xa0\u3000\u2028.,!?-_0123456٣①½〇々，。漢字龘𠮷かなカナ한กาकि"
-    "\u0301\u200d\u200b\ufeff\x00🎉👩\U0001f3fd\u2e80ﬆßİ\U000e0001\U0010ffff"
+    "\u0301\u200d\u200b\ufeff\x00🎉👩\U0001f3fd\u2e80ﬆßİ\U000e0001\U0010ffffABÉéǅʰª/"
 )
 TEXTS = st.lists(
     st.text(st.sampled_from(ALPHABET), max_size=40) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -159,6 +159,15 @@ def test_other_descriptions_are_not(description: dict | None) -> None:
     assert recognise(description) is None
 
 
-def test_gpt2_is_fixed() -> None:
+def test_patterns_that_are_fixed_say_so() -> None:
     with pytest.raises(ValueError, match="gpt2"):
         named_pattern("gpt2", digits=1)
+    with pytest.raises(ValueError, match="o200k"):
+        named_pattern("o200k", split_han=True)
+
+
+def test_o200k_cuts_words_at_capitals_and_keeps_contractions() -> None:
+    """Its regex gives back capitals that no small letter follows; marks and letters without case go with either."""
+    text = "HelloWorld's HTTPServer don'T 中AB 한b e\u0301X ǅa //\n/x"
+    expected = ["Hello", "World's", " HTTPServer", " don'T", " 中", "AB", " 한b", " e\u0301", "X", " ǅa", " //\n/", "x"]
+    assert split(PATTERNS["o200k"], [text]) == expected == split_by_library(PATTERNS["o200k"], [text])
