@@ -112,7 +112,7 @@ def main() -> None:
         "--megabytes", type=float, default=0, help="how much text to train on; beyond 40 of this machine's"
     )
     options = options.parse_args()
-    report = Report("bpe" if options.megabytes <= MIXTURE else "bpe-large", options)
+    report = Report("bpe", options)
     texts = mixture(min(options.megabytes or MIXTURE, 6 if options.quick else MIXTURE))
     if options.megabytes > MIXTURE:
         texts = pa.concat_arrays([texts, of_this_machine(options.megabytes - MIXTURE)])
