@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJs
 from pydantic_core import PydanticCustomError
 
 from pipeline.relations import relation_problems
+from pipeline.trained import trainer_problems
 from stages.contract.config import (
     Count,
     FilePath,
@@ -36,6 +37,7 @@ from stages.contract.problem import Problem, SpecError, Where, in_order
 from stages.contract.tree import Items, Path, Table, Text, leaves, path_text, place
 from stages.contract.weights import Phase, Weight
 from stages.contract.wrong import name_repairs
+from stages.tokenizer.patterns import PatternName
 
 if TYPE_CHECKING:
     from stages.readers.record import ReadSettings
@@ -133,7 +135,7 @@ class Tokenizer(Model):
         dict[str, Weight] | None, Field(description="Shares of the sources in that text. Left out: `mix`, or by bytes.")
     ] = None
     pattern: Annotated[
-        Literal["gpt2", "gpt4", "llama3", "qwen2", "deepseek"] | None,
+        PatternName | None,
         Field(description="How text is cut before merges. Left out: llama3, which is that of gpt4."),
     ] = None
     digits: Annotated[
@@ -296,7 +298,7 @@ def load_corpus(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     stages, stage_problems = _stages(tree)
     problems += [*wrong, *stage_problems, *relation_problems(tree)]
     if corpus is not None:
-        problems += _template_problems(corpus, tree)
+        problems += [*_template_problems(corpus, tree), *trainer_problems(corpus, tree)]
     if corpus is None or any(problem.severity == "error" for problem in problems):
         raise SpecError(*in_order(problems))
     loaded = corpus.model_copy(update={"stages": stages})

@@ -11,6 +11,7 @@ from pipeline.engine.inputs import SourceInputs, cut
 from pipeline.engine.passes import Pass, label_stages, plan_passes
 from pipeline.engine.uses import StageUse
 from pipeline.output.against import check_references
+from pipeline.trained import trainer
 from stages.contract.problem import Problem, SpecError
 from stages.readers import FORMATS, list_files
 from stages.storage.address import located
@@ -41,7 +42,7 @@ def make_plan(corpus: Corpus) -> Plan:
     """Lists the inputs and orders the passes. SpecError if an input is not there or a format cannot be told."""
     uses = label_stages([(stage.name, stage) for stage in corpus.stages])
     if corpus.tokenizer.path is None:
-        uses.append(StageUse(TOKENIZER, _trainer(corpus)))
+        uses.append(StageUse(TOKENIZER, trainer(corpus)))
     problems: list[Problem] = []
     inputs = {}
     for name in corpus.sources:
@@ -58,33 +59,6 @@ def priority_ranks(corpus: Corpus) -> dict[str, int]:
     """Rank of each source among the distinct priorities, 0 = the one whose documents survive."""
     order = sorted({source.priority for source in corpus.sources.values()}, reverse=True)
     return {name: order.index(source.priority) for name, source in corpus.sources.items()}
-
-
-def _by_source(corpus: Corpus, mix: dict[str, float] | None) -> dict[str, float] | None:
-    """A mix with the weights of buckets added to their source: documents are in no bucket yet."""
-    if mix is None:
-        return None
-    found: dict[str, float] = {}
-    for name, weight in mix.items():
-        source = name if name in corpus.sources else name.rpartition(".")[0]
-        found[source] = found.get(source, 0.0) + weight
-    return found
-
-
-def _trainer(corpus: Corpus) -> Any:
-    from stages.tokenizer.bpe import TrainTokenizer
-
-    wanted = corpus.tokenizer
-    given = {name: getattr(wanted, name) for name in ("pattern", "special_tokens") if getattr(wanted, name) is not None}
-    return TrainTokenizer(
-        vocab_size=wanted.vocab_size,
-        train_on=wanted.train_on,
-        train_mix=_by_source(corpus, wanted.train_mix or corpus.mix),
-        digits=wanted.digits,
-        split_han=wanted.split_han,
-        seed=corpus.seed,
-        **given,
-    )
 
 
 def _list(corpus: Corpus, name: str) -> tuple[SourceInputs, list[Problem]]:

@@ -1,4 +1,9 @@
-"""Copying bytes inside of compiled kernels, at the speed of memory."""
+"""Memory in compiled kernels: copying bytes at the speed of memory, and kernels that do not count references.
+
+Numba counts a reference whenever an array is given a name, also that of an argument of an inlined function: two atomic
+operations, each as slow as ten others. `BORROWED` are options for kernels that work on arrays of their caller only,
+which lives longer than the call: nothing is counted, and nothing can be allocated.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+#: Options for `numba.njit`.
+BORROWED: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+
 
 def _copy_bytes(_typing: Any, out: Any, _at: Any, data: Any, _start: Any, _count: Any) -> Any:
-    """`out[at:at + count] = data[start:start + count]` for two uint8 arrays that share no memory; no bounds are checked."""
+    """`count` bytes from data[start] on to out[at], for two arrays that share no memory; no bounds are checked."""
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         def address(array: Any, kind: Any, index: Any) -> Any:

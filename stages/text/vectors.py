@@ -1,4 +1,4 @@
-"""Wide loads over UTF-8 bytes: 64 bytes to bit masks, 8 bytes to a number.
+"""Wide loads over UTF-8 bytes: 64 or 16 bytes to bit masks, 8 bytes to a number.
 
 Written as LLVM vector instructions without a target in mind: LLVM makes of them what the machine has (AVX2, NEON ...),
 and the results are the same everywhere. Nothing here checks bounds: callers keep `OVERREAD` bytes behind an index.
@@ -23,7 +23,6 @@ OVERREAD = 80
 #: Sums that `add_product` adds to at once.
 PRODUCTS = 32
 
-_BYTES = ir.VectorType(ir.IntType(8), 64)
 _MASK = ir.IntType(64)
 
 
@@ -33,36 +32,37 @@ def _address(context: Any, builder: Any, array: Any, kind: Any, index: Any) -> A
 
 
 class _Lanes:
-    """Comparisons of the 64 bytes at an address, or a few bytes behind it, with constants: vectors of 64 bits each."""
+    """Comparisons of the `width` bytes at an address, or a few bytes behind it, with constants: vectors of so many bits."""
 
-    def __init__(self, builder: Any, pointer: Any) -> None:
+    def __init__(self, builder: Any, pointer: Any, width: int) -> None:
         self._builder = builder
         self._pointer = pointer
+        self._type = ir.VectorType(ir.IntType(8), width)
         self._loaded: dict[tuple[int, bool], Any] = {}
 
     def _block(self, shift: int, fold: bool) -> Any:
         if (shift, fold) not in self._loaded:
             if fold:
-                block = self._builder.or_(self._block(shift, False), _splat(0x20))
+                block = self._builder.or_(self._block(shift, False), self._splat(0x20))
             else:
                 place = self._builder.gep(self._pointer, [ir.Constant(_MASK, shift)])
-                block = self._builder.load(self._builder.bitcast(place, _BYTES.as_pointer()), align=1)
+                block = self._builder.load(self._builder.bitcast(place, self._type.as_pointer()), align=1)
             self._loaded[shift, fold] = block
         return self._loaded[shift, fold]
 
     def range(self, first: int, last: int, fold: bool = False) -> Any:
         """Bytes from first to last; with fold, capital letters count as small ones."""
-        block = self._builder.sub(self._block(0, fold), _splat(first))
-        return self._builder.icmp_unsigned("<", block, _splat(last - first + 1))
+        block = self._builder.sub(self._block(0, fold), self._splat(first))
+        return self._builder.icmp_unsigned("<", block, self._splat(last - first + 1))
 
     def one_of(self, characters: str, shift: int = 0, fold: bool = False) -> Any:
         """Bytes that are one of these."""
         block = self._block(shift, fold)
-        return self.any(*(self._builder.icmp_unsigned("==", block, _splat(ord(c))) for c in characters))
+        return self.any(*(self._builder.icmp_unsigned("==", block, self._splat(ord(c))) for c in characters))
 
     def high(self) -> Any:
         """Bytes of 0x80 and above."""
-        return self._builder.icmp_signed("<", self._block(0, False), _splat(0))
+        return self._builder.icmp_signed("<", self._block(0, False), self._splat(0))
 
     def word(self, letters: str) -> Any:
         """Where these letters begin, in either case."""
@@ -74,20 +74,25 @@ class _Lanes:
     def all(self, *found: Any) -> Any:
         return functools.reduce(self._builder.and_, found)
 
+    def mask(self, found: Any) -> Any:
+        """The bits as a number of 64."""
+        bits = self._builder.bitcast(found, ir.IntType(self._type.count))
+        return bits if self._type.count == 64 else self._builder.zext(bits, _MASK)
 
-def _splat(value: int) -> Any:
-    return ir.Constant(_BYTES, [value] * 64)
+    def _splat(self, value: int) -> Any:
+        return ir.Constant(self._type, [value] * self._type.count)
 
 
-def _masks_of(description: str, *tests: Callable[[_Lanes], Any]) -> Any:
-    """An intrinsic `(data, index) -> (u64, …)`: the answer of each test about the 64 bytes at data[index], bit k is byte k."""
+def _masks_of(description: str, *tests: Callable[[_Lanes], Any], width: int = 64) -> Any:
+    """An intrinsic `(data, index) -> (u64, …)`: the answer of each test about the `width` bytes at data[index], bit k is byte
+    k. An answer that the caller does not look at costs nothing."""
 
     def typed(_typing: Any, data: Any, _index: Any) -> Any:
         result = types.UniTuple(types.uint64, len(tests))
 
         def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            lanes = _Lanes(builder, _address(context, builder, arguments[0], data, arguments[1]))
-            found = [builder.bitcast(test(lanes), _MASK) for test in tests]
+            lanes = _Lanes(builder, _address(context, builder, arguments[0], data, arguments[1]), width)
+            found = [lanes.mask(test(lanes)) for test in tests]
             return context.make_tuple(builder, result, found)
 
         return result(data, types.int64), codegen
@@ -107,21 +112,21 @@ def _load8(_typing: Any, data: Any, _index: Any) -> Any:
     return types.uint64(data, types.int64), codegen
 
 
-def _lowest(_typing: Any, _mask: Any) -> Any:
-    """The number of the lowest bit that is set, int64; 64 when there is none."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), codegen
-
-
 def _highest(_typing: Any, _mask: Any) -> Any:
     """The number of the highest bit that is set, int64; -1 when there is none."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         zeros = builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
         return builder.sub(ir.Constant(_MASK, 63), zeros)
+
+    return types.int64(types.uint64), codegen
+
+
+def _lowest(_typing: Any, _mask: Any) -> Any:
+    """The number of the lowest bit that is set, int64; 64 when there is none."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), codegen
 
@@ -183,6 +188,16 @@ masks = _masks_of(
     lambda lanes: lanes.one_of("'"),
     lambda lanes: lanes.one_of(",."),
     _Lanes.high,
+)
+masks16 = _masks_of(
+    "ASCII letters; those from A to Z; ASCII digits; white space; line feeds and carriage returns; bytes of 0x80 and above.",
+    lambda lanes: lanes.range(0x61, 0x7A, fold=True),
+    lambda lanes: lanes.range(0x41, 0x5A),
+    lambda lanes: lanes.range(0x30, 0x39),
+    lambda lanes: lanes.any(lanes.one_of(" "), lanes.range(0x09, 0x0D)),
+    lambda lanes: lanes.one_of("\n\r"),
+    _Lanes.high,
+    width=16,
 )
 shape_masks = _masks_of(
     "Line feeds; ASCII letters and digits; `#`; full stops; other bytes that `str.splitlines` may cut at; 0x80 and above.",

@@ -34,8 +34,9 @@ from stages.numbering import partition_bits, top_bits
 from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
 from stages.tokenizer.encode import Encoder
 from stages.tokenizer.learn import learn_merges
+from stages.tokenizer.patterns import Pattern, PatternName, named_pattern
 from stages.tokenizer.pieces import PieceTable
-from stages.tokenizer.pretokenize import Pattern, PatternName, cut_long, named_pattern, pieces
+from stages.tokenizer.pretokenize import cut_long, pieces
 from stages.tokenizer.report import MEASURED, SAMPLE, as_html, report
 from stages.tokenizer.sampling import keys_of, limit_of, profile_of
 from stages.tokenizer.tokenizer_json import byte_alphabet, tokenizer_files
@@ -127,8 +128,8 @@ class TrainTokenizer(GlobalStage):
 
     def recipe(self) -> dict[str, str]:
         """The table of character classes decides where text is cut."""
-        table = Path(__file__).with_name("unicode_classes.npz").read_bytes()
-        return {"unicode_classes": hashlib.sha256(table).hexdigest()}
+        table = Path(__file__).with_name("characters.npz").read_bytes()
+        return {"characters": hashlib.sha256(table).hexdigest()}
 
     def emit(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:  # noqa: ARG002
         """Key and text bytes of each document."""

@@ -23,15 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit, types
 from tokenizers import Tokenizer
+from tokenizers.normalizers import NFC
 
 from stages.contract.problem import Problem, SpecError
 from stages.document import text_buffers
 from stages.text.memory import copy_bytes
 from stages.tokenizer.added_tokens import AddedTokens, replace_ids
+from stages.tokenizer.characters import nfc_unsafe
 from stages.tokenizer.merging import LARGEST_ID, Merges, compile_merges
+from stages.tokenizer.patterns import Pattern, recognise
 from stages.tokenizer.piece_cache import PieceCache
 from stages.tokenizer.pieces import PieceTable
-from stages.tokenizer.pretokenize import Pattern, nfc_unsafe, recognise
 from stages.tokenizer.tokenizer_json import byte_alphabet, flat_tokens, token_bytes
 
 #: Names under which tokenizers keep the end of a document, the likeliest first.
@@ -54,18 +56,20 @@ class Encoder:
 
     def __init__(self, content: bytes, eos: str | int | None = None, name: str = "tokenizer.json") -> None:
         """From the bytes of a tokenizer.json; `name` is for messages. SpecError: unreadable, or no EOS to be found."""
+        self._content, self._name = content, name
         try:
-            self._library = Tokenizer.from_buffer(content)
             self._spec: dict[str, Any] = json.loads(content)
-        except Exception as error:  # the library raises bare Exception
+            ids = _ids_by_file(self._spec)
+        except ValueError as error:
             raise SpecError(Problem("D004", f"{name} is not a tokenizer.json: {error}")) from error
-        self._library.encode_special_tokens = True
-        self._library.no_padding()
-        self._library.no_truncation()
-        vocabulary = self._ids = self._library.get_vocab(with_added_tokens=True)
+        except (AttributeError, KeyError, TypeError):  # a form that is not known here
+            ids = None
+        if ids is None:
+            ids = self._library.get_vocab(with_added_tokens=True)
+        vocabulary = self._ids = ids
         self.vocab_size = max(vocabulary.values()) + 1
         if isinstance(eos, int):
-            eos = self._library.id_to_token(eos) or f"number {eos}"
+            eos = next((token for token, number in ids.items() if number == eos), f"number {eos}")
         self.eos_token = _choose_eos(self._spec, vocabulary, eos, name)
         self.eos_id: int = vocabulary[self.eos_token]
         self.why_slow = _why_slow(self._spec)
@@ -77,8 +81,7 @@ class Encoder:
                 self._merges, self._whole = _compile(self._spec["model"])
             except ValueError as error:
                 self.why_slow = str(error)
-            normalizer = self._library.normalizer
-            normalize = normalizer.normalize_str if normalizer else str
+            normalize = NFC().normalize_str if self._nfc else str
             self._added = AddedTokens(self._spec.get("added_tokens") or [], vocabulary, normalize)
         self.fast = self.why_slow is None
 
@@ -134,6 +137,18 @@ class Encoder:
             raise IndexError(f"an id outside of 0 ... {self.vocab_size - 1}")
         return _gather(numbers, *self._spelling).tobytes().decode("utf-8", "replace")
 
+    @functools.cached_property
+    def _library(self) -> Tokenizer:
+        """The tokenizer in the library, loaded when something needs it. SpecError if the library cannot read the file."""
+        try:
+            library = Tokenizer.from_buffer(self._content)
+        except Exception as error:  # the library raises bare Exception
+            raise SpecError(Problem("D004", f"{self._name} is not a tokenizer.json: {error}")) from error
+        library.encode_special_tokens = True
+        library.no_padding()
+        library.no_truncation()
+        return library
+
     @property
     def special_ids(self) -> frozenset[int]:
         """The ids that text never becomes."""
@@ -175,7 +190,8 @@ class Encoder:
         if not changed.any():
             return texts
         mask = pa.array(changed)
-        normal = [self._library.normalizer.normalize_str(text) for text in texts.filter(mask).to_pylist()]
+        normalize = NFC().normalize_str
+        normal = [normalize(text) for text in texts.filter(mask).to_pylist()]
         return pc.replace_with_mask(texts, mask, pa.array(normal, pa.large_string()))
 
     def _doubtful(self, texts: pa.Array, normal: pa.Array, changed: np.ndarray) -> np.ndarray:
@@ -201,6 +217,26 @@ class Encoder:
         if cache is None:
             cache = self._local.cache = PieceCache(self._merges, self._whole, self._pattern)
         return cache
+
+
+def _ids_by_file(spec: dict[str, Any]) -> dict[str, int] | None:
+    """The id of each token of a BPE, added ones included; None where the library may see it in another way.
+
+    The library numbers added tokens itself: by the vocabulary, else behind all others, whatever the file says.
+    """
+    vocab = spec["model"]["vocab"]
+    if spec["model"].get("type") != "BPE" or set(map(type, vocab.values())) != {int} or min(vocab.values()) < 0:
+        return None
+    ids, highest = dict(vocab), len(vocab) - 1
+    seen = set()
+    for token in spec.get("added_tokens") or []:
+        content, number = token["content"], token["id"]
+        if not content or content in seen or number != ids.get(content, highest + 1):
+            return None
+        seen.add(content)
+        ids[content] = number
+        highest = max(highest, number)
+    return ids
 
 
 def _choose_eos(spec: dict[str, Any], vocabulary: dict[str, int], wanted: str | None, name: str) -> str:
@@ -255,15 +291,23 @@ def _compile(model: dict[str, Any]) -> tuple[Merges, tuple[PieceTable, np.ndarra
     ValueError if a merge is not of tokens of the vocabulary in the byte alphabet.
     """
     vocab: dict[str, int] = model["vocab"]
-    alphabet = frozenset(byte_alphabet())
-    written = [token for token in vocab if token and alphabet.issuperset(token)]
-    ids = np.array([vocab[token] for token in written], np.int32)
-    flat, offsets = flat_tokens(written)
+    written = [token for token in vocab if token]
+    try:
+        flat, offsets = flat_tokens(written)
+    except ValueError:  # some are not of bytes
+        alphabet = frozenset(byte_alphabet())
+        written = [token for token in written if alphabet.issuperset(token)]
+        flat, offsets = flat_tokens(written)
+    ids = np.array([*map(vocab.__getitem__, written)], np.int32)
     table = PieceTable(len(written), len(flat))
     table.intern(flat, 0, offsets[1:])
-    parts = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    flat, bounds = flat_tokens([part for pair in parts for part in pair])
-    if len(bounds) != 2 * len(parts) + 1:
+    pairs = model["merges"]
+    if pairs and isinstance(pairs[0], str):
+        parts = " ".join(pairs).split(" ")  # no token of bytes has a space
+    else:
+        parts = [part for pair in pairs for part in pair]
+    flat, bounds = flat_tokens(parts)
+    if len(parts) != 2 * len(pairs):
         raise ValueError("one of its merges is not of two tokens")
     found = [table.find(flat, b) for b in (bounds, bounds[::2].copy())]
     if min(f.min(initial=0) for f in found) < 0:

@@ -19,6 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, types
 
+from stages.text.memory import BORROWED
+from stages.tokenizer.pieces import prefetch
+from stages.tokenizer.segments import joints
+
 _SCAN = 128  # a power of two, and places fit into 7 bits
 _NONE = 0x7FFFFFFF
 #: Ids and ranks are below this, so that a pair and its rank share one word.
@@ -26,7 +30,7 @@ LARGEST_ID = 1 << 21
 _FREE = 0xFFFFFFFFFFFFFFFF
 _BITS = 1 << 21  # of Merges.known
 
-#: Working memory of `merge_piece`, int32: tokens (or bytes, at first) that each of its arrays has room for.
+#: Bytes of the longest piece that `merge_piece` has working memory for at first.
 ROOM = 4 * _SCAN
 
 _KEYS = types.Array(types.uint64, 1, "C", readonly=True)
@@ -47,6 +51,7 @@ class Merges(NamedTuple):
     levels      int32[65536]     its level
     ahead       int32[256, 64]   by the byte before a character and the low bits of its first: lowest rank that hurts it
     behind      int32[64, 256]   by the low bits of the last byte of a character and the byte behind it: the same
+    joined      uint64[16384]    `segments.joints`
     """
 
     byte_ids: np.ndarray
@@ -58,11 +63,12 @@ class Merges(NamedTuple):
     levels: np.ndarray
     ahead: np.ndarray
     behind: np.ndarray
+    joined: np.ndarray
 
 
 _LIST, _GRID = types.int32[::1], types.int32[:, ::1]
 _WORDS = types.uint64[::1]
-MERGES = types.NamedTuple((_LIST, _LIST, _WORDS, _WORDS, _LIST, _LIST, _LIST, _GRID, _GRID), Merges)
+MERGES = types.NamedTuple((_LIST, _LIST, _WORDS, _WORDS, _LIST, _LIST, _LIST, _GRID, _GRID, _WORDS), Merges)
 
 
 def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, bounds: np.ndarray) -> Merges:
@@ -78,7 +84,7 @@ def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, 
         raise ValueError(f"a vocabulary of {LARGEST_ID} ids or more")
     byte_ids = byte_ids.astype(np.int32)
     left, right, results = (np.ascontiguousarray(column) for column in triples.T)
-    pairs = np.full(1 << max(4, (2 * len(triples)).bit_length()), _FREE, np.uint64)
+    pairs = np.full(1 << max(4, (len(triples) * 4 // 3).bit_length()), _FREE, np.uint64)
     known = np.zeros(_BITS >> 6, np.uint64)
     ranks = np.arange(len(triples))
     keys = left.astype(np.uint64) << np.uint64(21) | right.astype(np.uint64)
@@ -87,8 +93,9 @@ def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, 
     _hurting(flat, bounds, ahead, behind)
     chars, levels = np.full(1 << 16, -1, np.int32), np.zeros(1 << 16, np.int32)
     merges = Merges(
-        byte_ids, _byte_ranks(byte_ids, pairs, known), pairs, known, results, chars, levels, ahead, behind
-    )
+        byte_ids, _byte_ranks(byte_ids, pairs, known), pairs, known, results, chars, levels, ahead, behind,
+        joints(flat, bounds),
+    )  # fmt: skip
     made = np.full(int(triples.max(initial=0)) + 1, -1, np.int64)
     np.maximum.at(made, results, ranks)
     if np.all(made[left] < ranks) and np.all(made[right] < ranks):
@@ -98,21 +105,21 @@ def compile_merges(byte_ids: np.ndarray, triples: np.ndarray, flat: np.ndarray, 
     return merges
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _hash(key):  # type: ignore[no-untyped-def]
     """Of a pair (left << 21 | right): the low bits choose its slot, bits 19 to 39 its bit in `known`."""
     h = key * np.uint64(0x9E3779B97F4A7C15)
     return h ^ (h >> np.uint64(32))
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _bit(h):  # type: ignore[no-untyped-def]
     """`(word, bit)` of a hash in `known`."""
     bit = (h >> np.uint64(19)) & np.uint64(_BITS - 1)
     return np.int64(bit >> np.uint64(6)), bit & np.uint64(63)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _place(key, h, pairs):  # type: ignore[no-untyped-def]
     """The slot of a pair of this hash, or the free one where it belongs."""
     mask = np.uint64(len(pairs) - 1)
@@ -122,7 +129,7 @@ def _place(key, h, pairs):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(types.void(_KEYS, _WORDS, _WORDS), cache=True, nogil=True)
+@njit(types.void(_KEYS, _WORDS, _WORDS), **BORROWED)
 def _fill(entries, pairs, known):  # type: ignore[no-untyped-def]
     """Puts the entries into the table; of two for the same pair the later one counts."""
     for i in range(len(entries)):
@@ -133,7 +140,7 @@ def _fill(entries, pairs, known):  # type: ignore[no-untyped-def]
         known[word] |= np.uint64(1) << bit
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _rank(left, right, pairs, known):  # type: ignore[no-untyped-def]
     """Rank of the pair, or _NONE."""
     key = np.uint64(left) << np.uint64(21) | np.uint64(right)
@@ -145,24 +152,36 @@ def _rank(left, right, pairs, known):  # type: ignore[no-untyped-def]
     return np.int32(entry & np.uint64(LARGEST_ID - 1)) if entry != np.uint64(_FREE) else np.int32(_NONE)
 
 
-@njit(types.int32[::1](_NUMBERS, _WORDS, _WORDS), cache=True, nogil=True)
-def _byte_ranks(byte_ids, pairs, known):  # type: ignore[no-untyped-def]
+@njit(inline="always", **BORROWED)
+def _ask(left, right, pairs):  # type: ignore[no-untyped-def]
+    """Asks for the slot of a pair, which `_rank` is about to look at."""
+    h = _hash(np.uint64(left) << np.uint64(21) | np.uint64(right))
+    prefetch(pairs, np.int64(h & np.uint64(len(pairs) - 1)))
+
+
+def _byte_ranks(byte_ids: np.ndarray, pairs: np.ndarray, known: np.ndarray) -> np.ndarray:
     """int32[65536]: ranks of the pairs of bytes; a byte without an id is in no pair."""
     ranks = np.full(65536, _NONE, np.int32)
+    _rank_bytes(byte_ids, pairs, known, ranks)
+    return ranks
+
+
+@njit(types.void(_NUMBERS, _WORDS, _WORDS, _LIST), **BORROWED)
+def _rank_bytes(byte_ids, pairs, known, ranks):  # type: ignore[no-untyped-def]
+    """Fills `ranks`, see `_byte_ranks`."""
     for first in range(256):
         for second in range(256):
             if byte_ids[first] >= 0 and byte_ids[second] >= 0:
                 ranks[first << 8 | second] = _rank(byte_ids[first], byte_ids[second], pairs, known)
-    return ranks
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _width(lead):  # type: ignore[no-untyped-def]
     """Bytes of a character that begins with this byte, 1 where none does."""
     return 1 + (0xC2 <= lead < 0xF5) + (0xE0 <= lead < 0xF5) + (0xF0 <= lead < 0xF5)
 
 
-@njit(types.void(_BYTES, _PLACES, _GRID, _GRID), cache=True, nogil=True)
+@njit(types.void(_BYTES, _PLACES, _GRID, _GRID), **BORROWED)
 def _hurting(flat, bounds, ahead, behind):  # type: ignore[no-untyped-def]
     """Fills `ahead` and `behind`: the lowest ranks of merges that reach into a character."""
     for rank in range(len(bounds) >> 1):
@@ -183,7 +202,7 @@ def _hurting(flat, bounds, ahead, behind):  # type: ignore[no-untyped-def]
             behind[place] = min(behind[place], rank)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _character(data, at, start, end, chars, levels, ahead, behind):  # type: ignore[no-untyped-def]
     """`(id, bytes)` of the character at data[at] if it may begin as one token, else -1."""
     lead = np.int64(data[at])
@@ -201,7 +220,7 @@ def _character(data, at, start, end, chars, levels, ahead, behind):  # type: ign
     return chars[code], size
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _begin(  # type: ignore[no-untyped-def]
     data, start, end, byte_ids, byte_ranks, pairs, known, chars, levels, ahead, behind, token, ranks
 ):
@@ -230,7 +249,7 @@ def _begin(  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _merge_short(n, pairs, known, results, token, order, after, before, ids, filled):  # type: ignore[no-untyped-def]
     """Merges `n` <= _SCAN tokens, whose pairs have the ranks in `order`, into ids[filled:]; how many ids.
 
@@ -256,11 +275,15 @@ def _merge_short(n, pairs, known, results, token, order, after, before, ids, fil
         order[gone] = _NONE
         order[at] = _NONE
         left -= 1
+        ahead = np.int64(before[at])
+        if behind < n:
+            _ask(token[at], token[behind], pairs)
+        if ahead >= 0:
+            _ask(token[ahead], token[at], pairs)
         if behind < n:
             before[behind] = at
             rank = _rank(token[at], token[behind], pairs, known)
             order[at] = rank << 7 | at if rank != _NONE else _NONE
-        ahead = np.int64(before[at])
         if ahead >= 0:
             rank = _rank(token[ahead], token[at], pairs, known)
             order[ahead] = rank << 7 | ahead if rank != _NONE else _NONE
@@ -271,7 +294,7 @@ def _merge_short(n, pairs, known, results, token, order, after, before, ids, fil
     return left
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _push(heap, size, item):  # type: ignore[no-untyped-def]
     """Adds to a binary min-heap of `size` items; the new size."""
     at = size
@@ -285,7 +308,7 @@ def _push(heap, size, item):  # type: ignore[no-untyped-def]
     return size + 1
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _pop(heap, size):  # type: ignore[no-untyped-def]
     """Takes the smallest item off; `(item, new size)`."""
     top = heap[0]
@@ -306,13 +329,13 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
     return top, size
 
 
-@njit(cache=True, nogil=True)
-def _merge_long(n, pairs, known, results, token, current, ids, filled):  # type: ignore[no-untyped-def]
+@njit(**BORROWED)
+def _merge_long(n, pairs, known, results, token, current, after, before, heap, ids, filled):  # type: ignore[no-untyped-def]
     """The same with a heap of rank << 32 | place over a linked list; an entry is stale if the pair there changed."""
-    after = np.arange(1, n + 1).astype(np.int32)
-    before = np.arange(-1, n - 1).astype(np.int32)
-    heap = np.empty(3 * n, np.uint64)
     size = 0
+    for i in range(n):
+        after[i] = i + 1
+        before[i] = i - 1
     for i in range(n - 1):
         if current[i] != _NONE:
             size = _push(heap, size, np.uint64(current[i]) << np.uint64(32) | np.uint64(i))
@@ -347,35 +370,37 @@ def _merge_long(n, pairs, known, results, token, current, ids, filled):  # type:
     return count
 
 
-@njit(inline="always", cache=True, nogil=True)
-def merge_piece(  # type: ignore[no-untyped-def]
-    data, start, end, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
-    token, order, after, before, ids, filled,
-):  # fmt: skip
+@njit(**BORROWED)
+def merge_piece(data, start, end, merges, lists, heap, ids, filled):  # type: ignore[no-untyped-def]
     """Encodes the piece data[start:end] into ids[filled:]; how many ids, never more than it has bytes.
 
-    token, order, after, before: working memory, int32[ROOM] each. The arrays of `Merges` come one by one, because
-    compiled code counts references of those in a tuple whenever it looks into it.
+    lists, heap: `working_memory` for that many bytes.
     """
-    if end - start > ROOM:
-        token, order = np.empty(end - start, np.int32), np.empty(end - start, np.int32)
+    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind, _joined = merges
+    token, order, after, before = lists[0], lists[1], lists[2], lists[3]
     n = _begin(
         data, start, end, byte_ids, byte_ranks, pairs, known, chars, levels, ahead, behind, token, order
     )
     if n <= _SCAN:
         return _merge_short(n, pairs, known, results, token, order, after, before, ids, filled)
-    return _merge_long(n, pairs, known, results, token, order, ids, filled)
+    return _merge_long(n, pairs, known, results, token, order, after, before, heap, ids, filled)
 
 
-@njit(types.int32[::1](MERGES), cache=True, nogil=True)
-def _characters(merges):  # type: ignore[no-untyped-def]
+def working_memory(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """`(lists, heap)` for `merge_piece`, for pieces of up to `size` bytes: int32 (4, size), uint64."""
+    return np.empty((4, size), np.int32), np.empty(3 * size, np.uint64)
+
+
+def _characters(merges: Merges) -> np.ndarray:
     """int32[65536]: the id of each character of two or three bytes, -1 where it is several tokens or none exists."""
     found = np.full(1 << 16, -1, np.int32)
-    byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind = merges
-    token, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
-    after, before = np.empty(ROOM, np.int32), np.empty(ROOM, np.int32)
-    data = np.empty(3, np.uint8)
-    ids = np.empty(3, np.uint32)
+    _encode_characters(merges, *working_memory(ROOM), np.empty(3, np.uint8), np.empty(3, np.uint32), found)
+    return found
+
+
+@njit(types.void(MERGES, _GRID, _WORDS, types.uint8[::1], types.uint32[::1], _LIST), **BORROWED)
+def _encode_characters(merges, lists, heap, data, ids, found):  # type: ignore[no-untyped-def]
+    """Fills `found`, see `_characters`."""
     for code in range(0x80, 1 << 16):
         if 0xD800 <= code < 0xE000:
             continue
@@ -385,13 +410,9 @@ def _characters(merges):  # type: ignore[no-untyped-def]
         data[2] = 0x80 | code & 63
         missing = False
         for i in range(size):
-            missing |= byte_ids[data[i]] < 0
+            missing |= merges.byte_ids[data[i]] < 0
         if missing:
             continue
-        n = merge_piece(
-            data, 0, size, byte_ids, byte_ranks, pairs, known, results, chars, levels, ahead, behind,
-            token, order, after, before, ids, 0,
-        )  # fmt: skip
+        n = merge_piece(data, 0, size, merges, lists, heap, ids, 0)
         if n == 1:
             found[code] = ids[0]
-    return found

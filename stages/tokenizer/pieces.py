@@ -37,7 +37,7 @@ class PieceTable:
         """Room for `entries` strings of `pool_bytes` bytes in all; it grows when that is too little."""
         self.offsets = np.zeros(entries + 1, np.int64)
         self.pool = np.empty(pool_bytes, np.uint8)
-        self.slots = _free_slots(entries)
+        self.slots = free_slots(entries)
         self.count = 0
 
     @property
@@ -103,17 +103,17 @@ class PieceTable:
             offsets = np.zeros(2 * self.count + 1, np.int64)
             offsets[: self.count + 1] = self.offsets
             self.offsets = offsets
-            slots = _free_slots(2 * self.count)
+            slots = free_slots(2 * self.count)
             _rehash(self.slots, slots)
             self.slots = slots
 
 
-def _free_slots(entries: int) -> np.ndarray:
-    """A power of two of slots, at least twice as many as entries, none of them across two cache lines."""
+def free_slots(entries: int, words: int = 4) -> np.ndarray:
+    """uint64 (slots, words): a power of two of slots, at least twice as many as entries, none across two cache lines."""
     size = 1 << max(4, int(2 * entries - 1).bit_length())
-    words = np.zeros(4 * size + 8, np.uint64)
-    skip = -words.ctypes.data % 64 // 8
-    return words[skip : skip + 4 * size].reshape(size, 4)
+    flat = np.zeros(words * size + 8, np.uint64)
+    skip = -flat.ctypes.data % 64 // 8
+    return flat[skip : skip + words * size].reshape(size, words)
 
 
 def _fetch(_typing: Any, array: Any, _index: Any) -> Any:
@@ -136,7 +136,7 @@ prefetch: Any = intrinsic(_fetch)
 
 
 @njit(inline="always", cache=True, nogil=True)
-def _mix(low, high):  # type: ignore[no-untyped-def]
+def mix(low, high):  # type: ignore[no-untyped-def]
     """64-bit hash of a 128-bit key (multiply and xor-shift rounds, as in the finaliser of MurmurHash3)."""
     h = low ^ (high * np.uint64(0x9E3779B97F4A7C15))
     h = (h ^ (h >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -183,7 +183,7 @@ def _stir(word, low, high):  # type: ignore[no-untyped-def]
 @njit(inline="always", cache=True, nogil=True)
 def home_of(low, high, slots):  # type: ignore[no-untyped-def]
     """The slot where the search for a key begins."""
-    return np.int64(_mix(low, high) & np.uint64(len(slots) - 1))
+    return np.int64(mix(low, high) & np.uint64(len(slots) - 1))
 
 
 @njit(inline="always", cache=True, nogil=True)
@@ -295,7 +295,7 @@ def _hashes(pool, offsets):  # type: ignore[no-untyped-def]
     result = np.empty(len(offsets) - 1, np.uint64)
     for i in range(len(result)):
         low, high = key_of(pool, offsets[i], offsets[i + 1])
-        result[i] = _mix(low, high)
+        result[i] = mix(low, high)
     return result
 
 
@@ -305,7 +305,7 @@ def _rehash(old, new):  # type: ignore[no-untyped-def]
     mask = np.uint64(len(new) - 1)
     for i in range(len(old)):
         if old[i, 2] != 0:
-            at = _mix(old[i, 0], old[i, 1]) & mask
+            at = mix(old[i, 0], old[i, 1]) & mask
             while new[at, 2] != 0:
                 at = (at + np.uint64(1)) & mask
             new[at] = old[i]

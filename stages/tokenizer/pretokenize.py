@@ -1,144 +1,41 @@
-r"""Cuts text into the pieces inside which BPE merges, exactly as the regex in tokenizer.json would.
+"""Cuts text into the pieces inside which BPE merges, exactly as the regex in tokenizer.json would.
 
-A pattern is a family of alternatives tried in order at each place; every code point is a letter, a number, white
-space or other, so the alternatives cover the text and no search is needed: one look at the class of a character
-decides which alternative matches. Classes come from the regex engine that runs the exported file
-(`make_unicode_classes.py`). Buffers are Arrow's: `data` is UTF-8, text i is data[offsets[i]:offsets[i + 1]].
+A pattern is a family of alternatives tried in order at each place, and the class of a character decides which of them
+matches, so no search is needed. Buffers are Arrow's: `data` is UTF-8, text i is data[offsets[i]:offsets[i + 1]].
 
-    gpt2     ' ?' before a run of letters, numbers or others; contractions in lower case
-    gpt4     any one character but a line break before letters; up to 3 digits; line breaks end a run of others
-    llama3   the same as gpt4
-    qwen2    the same with single digits
-    deepseek numbers of 3 digits and runs of Han and kana first; in what is left, one ASCII sign with the ASCII letters
-             behind it, any one sign that is neither before letters and marks, ' ?' before signs (DeepSeek V3)
-
-The default is llama3: tools that run exported models know it by name, and numbers of three digits keep the length
-of a number visible while they cost a third of the tokens. `split_han` adds `\p{Han}+` in front, so that no piece
-mixes Han with Latin or kana letters or takes a punctuation mark before it.
+Most pieces are ASCII and shorter than sixteen bytes: `ascii_end` finds their ends in masks, sixteen bytes at a time.
+The functions before it go character by character, and are the definition.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator
 
 import numpy as np
 from numba import njit, types
 
-from stages.text.vectors import load8
-
-PatternName = Literal["gpt2", "gpt4", "llama3", "qwen2", "deepseek"]
-
-LETTER, NUMBER, SPACE, HAN, NFC_UNSAFE, MARK, SIGN = 1, 2, 4, 8, 16, 32, 64
-
-#: Families of patterns.
-GPT2, GPT4, DEEPSEEK = 0, 1, 2
+from stages.text.memory import BORROWED
+from stages.text.vectors import highest, lowest, masks16
+from stages.tokenizer.characters import (
+    BYTES,
+    CAPITAL,
+    HAN,
+    LETTER,
+    MARK,
+    NUMBER,
+    OFFSETS,
+    SIGN,
+    SMALL,
+    SPACE,
+    character,
+    classes,
+)
+from stages.tokenizer.patterns import DEEPSEEK, GPT2, GPT4, O200K, Pattern
 
 #: Pieces per kernel call: boundaries and indices of so many stay in the second-level cache.
 CHUNK = 16_384
 
-_TABLE = Path(__file__).with_name("unicode_classes.npz")
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_OFFSETS = types.Array(types.int64, 1, "C", readonly=True)
-_GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_DEEPSEEK_REGEXES = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^""" + "\r\n" + r"""\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+["""
-    + "\r\n" + r"""]*|\s*[""" + "\r\n" + r"""]+|\s+(?!\S)|\s+""",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """How text is cut. `digits` is the longest run of numbers in one piece, 0 for any length (gpt2 only)."""
-
-    family: int = GPT4
-    digits: int = 3
-    split_han: bool = False
-
-    @property
-    def regexes(self) -> tuple[str, ...]:
-        """The same cutting as regular expressions (Oniguruma syntax, as `tokenizers` reads it).
-
-        Each cuts what the one before it left: matches, and what lies between them, are pieces of their own.
-        """
-        if self.family == GPT2:
-            return (_GPT2_REGEX,)
-        if self.family == DEEPSEEK:
-            return _DEEPSEEK_REGEXES
-        han = r"\p{Han}+|" if self.split_han else ""
-        letters = r"[\p{L}&&[^\p{Han}]]+" if self.split_han else r"\p{L}+"
-        numbers = r"\p{N}" if self.digits == 1 else rf"\p{{N}}{{1,{self.digits}}}"
-        return (
-            rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{han}[^\r\n\p{{L}}\p{{N}}]?{letters}|{numbers}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        )
-
-    def pre_tokenizer(self) -> dict[str, Any]:
-        """The `pre_tokenizer` of a tokenizer.json that cuts like this."""
-        byte_level = {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": self.family == GPT2,
-        }
-        if self.family == GPT2:
-            return byte_level
-        splits = [
-            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-            for regex in self.regexes
-        ]
-        return {"type": "Sequence", "pretokenizers": [*splits, byte_level]}
-
-
-def named_pattern(name: PatternName, digits: int | None = None, split_han: bool = False) -> Pattern:
-    """The pattern of that name, with another limit for digits or with Han apart. ValueError where it has neither."""
-    if name in ("gpt2", "deepseek"):
-        if digits is not None or split_han:
-            raise ValueError(f"the pattern {name} is fixed: it takes neither `digits` nor `split_han`")
-        return Pattern(GPT2, digits=0) if name == "gpt2" else Pattern(DEEPSEEK)
-    return Pattern(digits=digits or (1 if name == "qwen2" else 3), split_han=split_han)
-
-
-_KNOWN = {
-    p.regexes: p
-    for p in (
-        Pattern(GPT2, digits=0),
-        Pattern(DEEPSEEK),
-        *(Pattern(GPT4, d, han) for d in (1, 2, 3) for han in (False, True)),
-    )
-}
-
-
-def recognise(pre_tokenizer: Mapping[str, Any] | None) -> Pattern | None:
-    """The pattern that the `pre_tokenizer` of a tokenizer.json cuts by, or None if it is none of ours."""
-    steps = [pre_tokenizer] if pre_tokenizer else []
-    if steps and steps[0].get("type") == "Sequence":
-        steps = list(steps[0]["pretokenizers"])
-    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space", True):
-        return None
-    own_regex = steps.pop().get("use_regex", True)
-    if not steps:
-        return _KNOWN[(_GPT2_REGEX,)] if own_regex else None
-    known = None if own_regex else _KNOWN.get(tuple(step.get("pattern", {}).get("Regex") for step in steps))
-    # "Removed" with `invert` removes what the pattern does not match: the same, where a pattern matches everything.
-    ways = {(step.get("type"), step.get("behavior"), step.get("invert", False)) for step in steps}
-    allowed = {("Split", "Isolated", False)} | ({("Split", "Removed", True)} if len(steps) == 1 else set())
-    return known if ways <= allowed else None
-
-
-@functools.cache
-def classes() -> np.ndarray:
-    """uint8[0x110000], read-only: the class bits of every code point."""
-    with np.load(_TABLE, allow_pickle=False) as stored:
-        starts, values = stored["starts"], stored["classes"]
-    table = np.repeat(values, np.diff(np.r_[starts, 0x110000]))
-    table.flags.writeable = False
-    return table
+_LEADS = types.Array(types.uint64, 1, "C", readonly=True)
 
 
 def pieces(pattern: Pattern, data: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -147,12 +44,12 @@ def pieces(pattern: Pattern, data: np.ndarray, offsets: np.ndarray) -> Iterator[
     ends is int64, at most CHUNK of them, ascending, and is overwritten by the next step. Pieces follow each other
     without gaps from offsets[0] to offsets[-1] and never cross the border of a text.
     """
-    table = classes()
+    table, before = classes(), leads(pattern)
     ends = np.empty(CHUNK, np.int64)
     position, text = int(offsets[0]), 0
     while position < offsets[-1]:
         count, text, end = _split(
-            data, offsets, text, position, table, pattern.family, pattern.digits, pattern.split_han, ends
+            data, offsets, text, position, table, before, pattern.family, pattern.digits, pattern.split_han, ends
         )
         yield position, ends[:count]
         position = end
@@ -169,44 +66,31 @@ def cut_long(data: np.ndarray, start: int, ends: np.ndarray, limit: int) -> tupl
     return result[:count], cut
 
 
-def nfc_unsafe(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """bool per text: whether it holds a character that NFC might change. False means: it is its own NFC."""
-    return _any_of_class(data, offsets, classes(), NFC_UNSAFE)
+def leads(pattern: Pattern) -> np.ndarray:
+    """uint64 by byte, for `ascii_end`: 1 for ASCII that may stand before the letters of a piece, else 0."""
+    found = np.zeros(256, np.uint64)
+    if pattern.family == GPT2:
+        found[32] = 1
+        return found
+    found[:128][classes()[:128] & (LETTER | NUMBER) == 0] = 1
+    found[[10, 13]] = 0
+    if pattern.family == GPT4:
+        found[39] = 0  # an apostrophe may begin a contraction
+    return found
 
 
-@njit(inline="always", cache=True, nogil=True)
-def _character(data, at, end):  # type: ignore[no-untyped-def]
-    """`(code point, bytes)` at data[at]; a malformed sequence is one byte of no class, never a read past `end`."""
-    first = np.int64(data[at])
-    if first < 0x80:
-        return first, 1
-    if first >= 0xF0 and at + 3 < end:
-        code = (
-            (first & 7) << 18
-            | (data[at + 1] & 0x3F) << 12
-            | (data[at + 2] & 0x3F) << 6
-            | (data[at + 3] & 0x3F)
-        )
-        return (code, 4) if code < 0x110000 else (np.int64(0xFFFF), 4)
-    if first >= 0xE0 and first < 0xF0 and at + 2 < end:
-        return (first & 15) << 12 | (data[at + 1] & 0x3F) << 6 | (data[at + 2] & 0x3F), 3
-    if first >= 0xC0 and first < 0xE0 and at + 1 < end:
-        return (first & 31) << 6 | (data[at + 1] & 0x3F), 2
-    return np.int64(0xFFFF), 1
-
-
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _run(data, at, end, table, mask, wanted):  # type: ignore[no-untyped-def]
     """Where the run of characters with `class & mask == wanted` that begins at `at` ends."""
     while at < end:
-        code, width = _character(data, at, end)
+        code, width = character(data, at, end)
         if table[code] & mask != wanted:
             break
         at += width
     return at
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _contraction(data, at, end, any_case):  # type: ignore[no-untyped-def]
     """Bytes of 's 't 're 've 'm 'll 'd at `at` (an apostrophe), or 0. Without regard to case, U+017F is an s."""
     if at + 1 >= end:
@@ -227,12 +111,12 @@ def _contraction(data, at, end, any_case):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _space_end(data, at, end, table, breaks):  # type: ignore[no-untyped-def]
     r"""End of the piece of white space at `at`: `\s*[\r\n]+` (if `breaks`), else `\s+(?!\S)`, else `\s+`."""
     first, after_break, last = at, at, at
     while at < end:
-        code, width = _character(data, at, end)
+        code, width = character(data, at, end)
         if table[code] & SPACE == 0:
             break
         last = at
@@ -244,7 +128,20 @@ def _space_end(data, at, end, table, breaks):  # type: ignore[no-untyped-def]
     return last if at < end and last > first else at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
+def _digits_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
+    """Where the first `digits` characters of the run of numbers at `at` end."""
+    for _ in range(digits):
+        if at >= end:
+            break
+        code, width = character(data, at, end)
+        if table[code] & NUMBER == 0:
+            break
+        at += width
+    return at
+
+
+@njit(inline="always", **BORROWED)
 def _gpt2_end(data, at, end, table):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the gpt2 pattern."""
     if data[at] == 39:
@@ -252,14 +149,14 @@ def _gpt2_end(data, at, end, table):  # type: ignore[no-untyped-def]
         if width > 0:
             return at + width
     body = at + 1 if data[at] == 32 and at + 1 < end else at
-    code, width = _character(data, body, end)
+    code, width = character(data, body, end)
     kind = table[code] & (LETTER | NUMBER | SPACE)
     if kind & SPACE:
         return _space_end(data, at, end, table, False)
     return _run(data, body + width, end, table, LETTER | NUMBER | SPACE, kind)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the gpt4 family."""
     first = data[at]
@@ -267,7 +164,7 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
         width = _contraction(data, at, end, True)
         if width > 0:
             return at + width
-    code, width = _character(data, at, end)
+    code, width = character(data, at, end)
     kind = table[code]
     letter = np.uint8(LETTER | HAN) if split_han else np.uint8(LETTER)
     if split_han and kind & HAN:
@@ -275,18 +172,10 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
     if kind & letter == LETTER:
         return _run(data, at + width, end, table, letter, LETTER)
     if kind & NUMBER:
-        at += width
-        for _ in range(digits - 1):
-            if at >= end:
-                break
-            code, width = _character(data, at, end)
-            if table[code] & NUMBER == 0:
-                break
-            at += width
-        return at
+        return _digits_end(data, at, end, table, digits)
     body = at + width
     if body < end and kind & LETTER == 0 and first != 10 and first != 13:
-        code, width = _character(data, body, end)
+        code, width = character(data, body, end)
         following = table[code]
         if following & letter == LETTER:
             return _run(data, body + width, end, table, letter, LETTER)
@@ -300,47 +189,106 @@ def _gpt4_end(data, at, end, table, digits, split_han):  # type: ignore[no-untyp
     return at
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
+def _word_end(data, at, end, table):  # type: ignore[no-untyped-def]
+    """End of the word of o200k at `at`, contraction included, or `at` where no word begins.
+
+    Its two alternatives are `before? capitals* small+` and `before? capitals+ small*`, where letters without case and
+    marks are both. A run of capitals that no small letter follows gives back all behind its last one that is both.
+    """
+    code, width = character(data, at, end)
+    kind = table[code]
+    start = at + width if kind & (LETTER | NUMBER) == 0 and code != 10 and code != 13 else at
+    stop, both = start, at
+    following = np.uint8(0)
+    while stop < end:
+        code, width = character(data, stop, end)
+        following = table[code]
+        if following & (LETTER | MARK) == 0 or following & SMALL:
+            break
+        stop += width
+        if following & CAPITAL == 0:
+            both = stop
+    if stop < end and following & SMALL:
+        while stop < end:
+            code, width = character(data, stop, end)
+            if table[code] & (LETTER | MARK) == 0 or table[code] & CAPITAL:
+                break
+            stop += width
+    elif both > at:
+        stop = both
+    elif stop == start or kind & MARK:
+        stop = start if kind & MARK else at
+    if stop > at and stop < end and data[stop] == 39:
+        stop += _contraction(data, stop, end, True)
+    return stop
+
+
+@njit(inline="always", **BORROWED)
+def _o200k_end(data, at, end, table, digits):  # type: ignore[no-untyped-def]
+    """End of the piece that begins at `at` under the o200k pattern."""
+    stop = _word_end(data, at, end, table)
+    if stop > at:
+        return stop
+    code, _ = character(data, at, end)
+    kind = table[code]
+    if kind & NUMBER:
+        return _digits_end(data, at, end, table, digits)
+    if data[at] == 32 and at + 1 < end:
+        code, _width = character(data, at + 1, end)
+        following = table[code]
+        if following & (LETTER | NUMBER | SPACE) == 0:
+            kind = following
+            at += 1
+    if kind & SPACE:
+        return _space_end(data, at, end, table, True)
+    at = _run(data, at, end, table, LETTER | NUMBER | SPACE, 0)
+    while at < end and (data[at] == 10 or data[at] == 13 or data[at] == 47):
+        at += 1
+    return at
+
+
+@njit(inline="always", **BORROWED)
 def _apart(code, kind):  # type: ignore[no-untyped-def]
     """Whether the first two deepseek patterns take the character, so that the third never sees it or past it."""
     return kind & NUMBER != 0 or (0x4E00 <= code <= 0x9FA5) or (0x3040 <= code <= 0x30FF)
 
 
-@njit(inline="always", cache=True, nogil=True)
+@njit(inline="always", **BORROWED)
 def _run_left(data, at, end, table, wanted):  # type: ignore[no-untyped-def]
     """Where the run of characters of a class in `wanted`, none of them apart, that begins at `at` ends."""
     while at < end:
-        code, width = _character(data, at, end)
+        code, width = character(data, at, end)
         if table[code] & wanted == 0 or _apart(code, table[code]):
             break
         at += width
     return at
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _matches_nothing(data, at, end, table):  # type: ignore[no-untyped-def]
     """Width of the character at `at` if no deepseek pattern matches there, else 0: a sign of no class before no letter."""
-    code, width = _character(data, at, end)
+    code, width = character(data, at, end)
     kind = table[code]
     if kind & (LETTER | MARK | SIGN | SPACE) or _apart(code, kind):
         return 0
     return 0 if _run_left(data, at + width, min(at + width + 4, end), table, LETTER | MARK) > at + width else width
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
     """End of the piece that begins at `at` under the deepseek patterns."""
-    code, width = _character(data, at, end)
+    code, width = character(data, at, end)
     kind, body = table[code], at + width
     if kind & NUMBER:
         for _ in range(2):
             if body < end:
-                code, width = _character(data, body, end)
+                code, width = character(data, body, end)
                 body += width if table[code] & NUMBER else 0
         return body
     if _apart(code, kind):
         while body < end:
-            code, width = _character(data, body, end)
+            code, width = character(data, body, end)
             if not _apart(code, table[code]) or table[code] & NUMBER:
                 break
             body += width
@@ -361,7 +309,7 @@ def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
     if kind & SPACE:
         stop = _run(data, at, end, table, SPACE, SPACE)
         if stop < end:
-            code, width = _character(data, stop, end)
+            code, width = character(data, stop, end)
             if _apart(code, table[code]):
                 end = stop  # the third pattern sees the end of what is left there
         return _space_end(data, at, end, table, True)
@@ -373,46 +321,111 @@ def _deepseek_end(data, at, end, table):  # type: ignore[no-untyped-def]
     return body
 
 
-@njit(cache=True, nogil=True)
+@njit(**BORROWED)
 def piece_end(data, at, end, table, family, digits, split_han):  # type: ignore[no-untyped-def]
     """Where the piece that begins at `at` in a text that ends at `end` is over. table: `classes()`; the rest: `Pattern`."""
     if family == GPT2:
         return _gpt2_end(data, at, end, table)
+    if family == O200K:
+        return _o200k_end(data, at, end, table, digits)
     if family == DEEPSEEK:
         return _deepseek_end(data, at, end, table)
     return _gpt4_end(data, at, end, table, digits, split_han)
 
 
+@njit(inline="always", **BORROWED)
+def _ascii_rest(letters, numbers, spaces, breaks, high, data, at, room, family, digits):  # type: ignore[no-untyped-def]
+    """`ascii_size` where no word begins; the masks end with the text, which has `room` bytes of them."""
+    one = np.uint64(1)
+    first = data[at]
+    if first == 39 and family != O200K and (letters | high) & np.uint64(2):
+        return np.int64(0)  # perhaps a contraction
+    blank = np.uint64(first == 32)
+    if numbers >> (blank if family == GPT2 else np.uint64(0)) & one:
+        if family == GPT2:
+            size = np.int64(blank) + lowest(~(numbers >> blank))
+        else:
+            size = min(lowest(~numbers), digits)
+        return np.int64(0) if size >= 16 or high >> np.uint64(size) & one else size
+    signs = ((one << np.uint64(room)) - one) & ~(letters | numbers | spaces | high)
+    if signs >> blank & one:
+        size = np.int64(blank) + lowest(~(signs >> blank))
+        if size >= 16 or high >> np.uint64(size) & one:
+            return np.int64(0)
+        if family != GPT2:
+            size += lowest(~(breaks >> np.uint64(size)))
+            if size >= 16 or (family == O200K and size < room and data[at + size] == 47):
+                return np.int64(0)
+        return size
+    if spaces & one == 0:
+        return np.int64(0)
+    size = lowest(~spaces)
+    if size >= 16 or high >> np.uint64(size) & one:
+        return np.int64(0)
+    last_break = highest(breaks & ((one << np.uint64(size)) - one))
+    if family != GPT2 and last_break >= 0:
+        return last_break + 1
+    return size if size == room or size == 1 else size - 1
+
+
+@njit(inline="always", **BORROWED)
+def ascii_size(masks, data, at, end, leads, family, digits):  # type: ignore[no-untyped-def]
+    """Bytes of the piece that begins at `at`, 0 where sixteen bytes of ASCII do not tell.
+
+    masks: `masks16` of the bytes at `at`; leads: `leads()` of the pattern.
+    """
+    letters, capitals, numbers, spaces, breaks, high = masks
+    room = min(end - at, np.int64(16))
+    inside = np.uint64(0xFFFF) >> np.uint64(16 - room)
+    letters, high = letters & inside, high & inside
+    lead = leads[data[at]]
+    if family == O200K:
+        capitals &= inside
+        size = np.int64(lead) + lowest(~(capitals >> lead))
+        size += lowest(~((letters & ~capitals) >> np.uint64(size)))
+    else:
+        size = lowest(~(letters | lead))
+    if size > np.int64(lead):
+        known = size < 16 and high >> np.uint64(size) & np.uint64(1) == 0
+        if family == O200K:
+            known = known and (size == room or data[at + size] != 39)
+        return size if known else np.int64(0)
+    if family == DEEPSEEK:
+        return np.int64(0)
+    return _ascii_rest(
+        letters, numbers & inside, spaces & inside, breaks & inside, high, data, at, room, family, digits
+    )
+
+
 @njit(
     types.UniTuple(types.int64, 3)(
-        _BYTES,
-        _OFFSETS,
+        BYTES,
+        OFFSETS,
         types.int64,
         types.int64,
-        _BYTES,
+        BYTES,
+        _LEADS,
         types.int64,
         types.int64,
         types.boolean,
         types.int64[::1],
     ),
-    cache=True,
-    nogil=True,
+    **BORROWED,
 )
-def _split(data, offsets, text, at, table, family, digits, split_han, ends):  # type: ignore[no-untyped-def]
+def _split(data, offsets, text, at, table, leads, family, digits, split_han, ends):  # type: ignore[no-untyped-def]
     """Fills `ends` from position `at` of text number `text` on; `(filled, text, position)` where it stopped."""
     count = 0
     texts = len(offsets) - 1
+    wide = len(data) - 16
     while text < texts:
         end = offsets[text + 1]
         while at < end:
             if count == len(ends):
                 return count, text, at
-            if family == GPT4:
-                at = _gpt4_end(data, at, end, table, digits, split_han)
-            elif family == GPT2:
-                at = _gpt2_end(data, at, end, table)
-            else:
-                at = _deepseek_end(data, at, end, table)
+            size = np.int64(0)
+            if at <= wide:
+                size = ascii_size(masks16(data, at), data, at, end, leads, family, digits)
+            at = at + size if size else piece_end(data, at, end, table, family, digits, split_han)
             ends[count] = at
             count += 1
         text += 1
@@ -420,9 +433,8 @@ def _split(data, offsets, text, at, table, family, digits, split_han, ends):  # 
 
 
 @njit(
-    types.UniTuple(types.int64, 2)(_BYTES, types.int64, _OFFSETS, types.int64, types.int64[::1]),
-    cache=True,
-    nogil=True,
+    types.UniTuple(types.int64, 2)(BYTES, types.int64, OFFSETS, types.int64, types.int64[::1]),
+    **BORROWED,
 )
 def _cut(data, start, ends, limit, result):  # type: ignore[no-untyped-def]
     """Fills `result`; `(filled, pieces that were cut)`."""
@@ -446,21 +458,3 @@ def _cut(data, start, ends, limit, result):  # type: ignore[no-untyped-def]
         count += 1
         start = end
     return count, cut
-
-
-@njit(types.boolean[::1](_BYTES, _OFFSETS, _BYTES, types.int64), cache=True, nogil=True)
-def _any_of_class(data, offsets, table, bit):  # type: ignore[no-untyped-def]
-    """bool per text: whether any character has the class bit, which no ASCII character has."""
-    found = np.zeros(len(offsets) - 1, np.bool_)
-    for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            if at + 8 <= end and load8(data, at) & np.uint64(0x8080808080808080) == 0:
-                at += 8
-                continue
-            code, width = _character(data, at, end)
-            if table[code] & bit:
-                found[text] = True
-                break
-            at += width
-    return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.tokenizer.pretokenize import Pattern
+from stages.tokenizer.patterns import Pattern
 
 
 @functools.cache

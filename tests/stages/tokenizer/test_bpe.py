@@ -21,7 +21,7 @@ from stages.document import document_batch
 from stages.tokenizer import bpe, pretokenize
 from stages.tokenizer.bpe import TrainTokenizer, thin
 from stages.tokenizer.encode import Encoder
-from stages.tokenizer.pretokenize import named_pattern
+from stages.tokenizer.patterns import named_pattern
 from stages.tokenizer.tokenizer_json import tokenizer_files
 from tests.stages.bsp import Ran, parts_of, run_global
 

@@ -28,7 +28,7 @@ from stages.contract.problem import SpecError
 from stages.tokenizer import piece_cache
 from stages.tokenizer.encode import Encoder
 from stages.tokenizer.learn import learn_merges
-from stages.tokenizer.pretokenize import Pattern, named_pattern
+from stages.tokenizer.patterns import Pattern, named_pattern
 from stages.tokenizer.tokenizer_json import byte_alphabet, token_bytes, tokenizer_files
 
 SAMPLE = (
@@ -92,7 +92,7 @@ def encoded(encoder: Encoder, texts: list[str]) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offsets)]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2", "o200k"])
 @settings(max_examples=150, deadline=None)
 @given(texts=TEXTS)
 def test_ids_are_those_of_the_library_and_decode_to_the_text(name: Any, texts: list[str]) -> None:
@@ -213,10 +213,9 @@ def test_nulls_slices_and_empty_arrays() -> None:
     "limits",
     [
         {},
-        {"SHORT_PIECES": 8},
-        {"LONG_PIECES": 8},
-        {"KEPT_IDS": 64},
-        {"SHORT_PIECES": 64, "LONG_PIECES": 32, "KEPT_IDS": 128},
+        {"NARROW_LIMIT": 8},
+        {"WIDE_LIMIT": 8},
+        {"NARROW_LIMIT": 64, "WIDE_LIMIT": 32},
     ],
 )
 def test_full_tables_of_pieces_change_nothing(
@@ -419,6 +418,21 @@ def test_published_tokenizers_on_real_text(shared: Path, name: str, fast: bool, 
         lines = _stored(path).splitlines()
         texts += [orjson.loads(line)["text"][:4000] for line in lines[:: max(1, len(lines) // 8)]]
     assert encoded(encoder, texts) == by_library(content, texts)
+
+
+@pytest.mark.data
+def test_o200k_and_its_rank_file_are_those_of_tiktoken(shared: Path) -> None:
+    """The same ids on real text, in every language of the mixture, from the same regex in another engine."""
+    tiktoken = pytest.importorskip("tiktoken")
+    pattern = named_pattern("o200k")
+    content = spec(pattern)
+    ranks = {token_bytes(token): number for token, number in json.loads(content)["model"]["vocab"].items()}
+    other = tiktoken.Encoding("o", pat_str=pattern.regexes[0], mergeable_ranks=ranks, special_tokens={})
+    texts = []
+    for path in sorted((shared / "data" / "mixture").glob("*/*.jsonl.zst")):
+        lines = _stored(path).splitlines()
+        texts += [orjson.loads(line)["text"][:4000] for line in lines[:: max(1, len(lines) // 4)]]
+    assert encoded(Encoder.load(content), texts) == [other.encode_ordinary(text) for text in texts]
 
 
 @pytest.mark.data

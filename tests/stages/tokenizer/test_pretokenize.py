@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from stages.document import text_buffers
-from stages.tokenizer.make_unicode_classes import QUESTIONS, members
-from stages.tokenizer.pretokenize import (
-    CHUNK,
-    Pattern,
-    classes,
-    cut_long,
-    named_pattern,
-    nfc_unsafe,
-    pieces,
-    recognise,
-)
+from stages.tokenizer.characters import classes, nfc_unsafe
+from stages.tokenizer.make_characters import QUESTIONS, members
+from stages.tokenizer.patterns import Pattern, named_pattern, recognise
+from stages.tokenizer.pretokenize import CHUNK, cut_long, pieces
 
 PATTERNS = {
     "gpt2": named_pattern("gpt2"),
@@ -32,12 +25,14 @@ PATTERNS = {
     "llama3-2": named_pattern("llama3", digits=2),
     "llama3-han": named_pattern("llama3", split_han=True),
     "qwen2-han": named_pattern("qwen2", split_han=True),
+    "o200k": named_pattern("o200k"),
+    "o200k-1": named_pattern("o200k", digits=1),
     "deepseek": named_pattern("deepseek"),
 }
 #: What decides between alternatives: every class, both cases of contractions, all line ends, marks, joiners, planes.
 ALPHABET = (
     "ab sS'’tTlLrReEvVmMdDſK  \t\n\r\v\x1c\x85\xa0\u3000\u2028.,!?-_0123456٣①½〇々，。漢字龘𠮷かなカナ한กาकि"
-    "\u0301\u200d\u200b\ufeff\x00🎉👩\U0001f3fd\u2e80ﬆßİ\U000e0001\U0010ffff"
+    "\u0301\u200d\u200b\ufeff\x00🎉👩\U0001f3fd\u2e80ﬆßİ\U000e0001\U0010ffffABÉéǅʰª/"
 )
 TEXTS = st.lists(
     st.text(st.sampled_from(ALPHABET), max_size=40) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -79,7 +74,7 @@ def test_pieces_are_those_of_the_regex_module(name: str, text: str) -> None:
     assert split(PATTERNS[name], [text]) == found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt4", "llama3-han", "deepseek"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt4", "llama3-han", "o200k", "deepseek"])
 @pytest.mark.parametrize("form", ["{}", "'{}", "'{}e", "'l{}", " {}a", "a{}1", "{}\n{}"])
 def test_every_character_in_every_setting(name: str, form: str) -> None:
     """All planes: one text per character for the table, each in the place where it can change a decision."""
@@ -164,6 +159,15 @@ def test_other_descriptions_are_not(description: dict | None) -> None:
     assert recognise(description) is None
 
 
-def test_gpt2_is_fixed() -> None:
+def test_patterns_that_are_fixed_say_so() -> None:
     with pytest.raises(ValueError, match="gpt2"):
         named_pattern("gpt2", digits=1)
+    with pytest.raises(ValueError, match="o200k"):
+        named_pattern("o200k", split_han=True)
+
+
+def test_o200k_cuts_words_at_capitals_and_keeps_contractions() -> None:
+    """Its regex gives back capitals that no small letter follows; marks and letters without case go with either."""
+    text = "HelloWorld's HTTPServer don'T 中AB 한b e\u0301X ǅa //\n/x"
+    expected = ["Hello", "World's", " HTTPServer", " don'T", " 中", "AB", " 한b", " e\u0301", "X", " ǅa", " //\n/", "x"]
+    assert split(PATTERNS["o200k"], [text]) == expected == split_by_library(PATTERNS["o200k"], [text])

@@ -1,34 +1,44 @@
-"""Writes `unicode_classes.npz`, the character classes that the compiled splitter looks up.
+"""Writes `characters.npz`, the character classes that the compiled splitter looks up.
 
 The classes are asked of the regex engine inside the `tokenizers` package, one code point at a time, because the
 exported tokenizer.json is run by that engine: a character that Unicode 16 calls a letter and the engine does not
 know yet must be "no letter" here too. Run it again when that package moves to a newer Unicode:
 
-    python -m stages.tokenizer.make_unicode_classes
+    python -m stages.tokenizer.make_characters
 """
 
 from __future__ import annotations
 
 import unicodedata
-from pathlib import Path
+from importlib.metadata import version
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-CODE_POINTS = 0x110000
-PATH = Path(__file__).with_name("unicode_classes.npz")
+from stages.tokenizer.characters import (
+    CAPITAL,
+    CODE_POINTS,
+    HAN,
+    LETTER,
+    MARK,
+    NUMBER,
+    SIGN,
+    SMALL,
+    SPACE,
+    TABLE,
+)
 
 #: Bit of the class byte -> what the engine is asked.
 QUESTIONS: dict[int, str] = {
-    1: r"\p{L}",
-    2: r"\p{N}",
-    4: r"\s",
-    8: r"\p{Han}",
-    32: r"\p{M}",
-    64: r"[\p{P}\p{S}]",
+    LETTER: r"\p{L}",
+    NUMBER: r"\p{N}",
+    SPACE: r"\s",
+    HAN: r"\p{Han}",
+    CAPITAL: r"[\p{Lu}\p{Lt}]",
+    MARK: r"\p{M}",
+    SIGN: r"[\p{P}\p{S}]",
+    SMALL: r"\p{Ll}",
 }
-#: Set where a code point could take part in a change by NFC.
-NFC_UNSAFE = 16
 
 
 def members(pattern: str) -> np.ndarray:
@@ -65,14 +75,21 @@ def nfc_unsafe() -> np.ndarray:
     return unsafe
 
 
+def _runs(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Runs of equal values: int32 starts and uint8 values."""
+    starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]]).astype(np.int32)
+    return {f"{name}_starts": starts, name: values[starts]}
+
+
 def main() -> None:
-    """Ask, then store runs of equal class: int32 starts and uint8 classes."""
-    classes = np.where(nfc_unsafe(), NFC_UNSAFE, 0).astype(np.uint8)
+    """Asks, then stores the answers with the Unicode version that NFC was asked of."""
+    found = np.zeros(CODE_POINTS, np.uint8)
     for bit, pattern in QUESTIONS.items():
-        classes |= np.where(members(pattern), bit, 0).astype(np.uint8)
-    starts = np.flatnonzero(np.r_[True, classes[1:] != classes[:-1]]).astype(np.int32)
-    np.savez_compressed(PATH, starts=starts, classes=classes[starts])
-    print(f"{PATH.name}: {len(starts)} runs, {PATH.stat().st_size} bytes")
+        found |= np.where(members(pattern), bit, 0).astype(np.uint8)
+    columns = {**_runs("classes", found), **_runs("unstable", nfc_unsafe().astype(np.uint8))}
+    columns |= {"tokenizers": np.array(version("tokenizers")), "nfc_unicode": np.array(unicodedata.unidata_version)}
+    np.savez_compressed(TABLE, **columns)  # type: ignore[arg-type]
+    print(f"{TABLE.name}: {len(columns['classes'])} runs, {TABLE.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
