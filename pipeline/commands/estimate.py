@@ -23,8 +23,12 @@ from stages.readers import compression_of
 
 #: Of the CPUs of a cluster, those at work within a pass: stragglers at its end and lost nodes take the rest. Assumed.
 EFFICIENCY = 0.7
-#: Seconds of the driver for one task; tasks are sent one by one, so this cannot be shared. Measured (benchmarks/scale.py).
-DRIVER = 0.002
+#: Seconds of the driver for one task of a pass, and of a round, whose tasks travel together; only the driver sends tasks,
+#: so this cannot be shared. Measured (benchmarks/scale.py), Ray's part in it.
+DRIVER, DRIVER_SMALL = 0.002, 0.0003
+#: Behind each pass and round all wait for its slowest task: so many times what one takes on average. Assumed; the
+#: simulation (benchmarks/simulate.py) comes to the same hours.
+SLOWEST = 10.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,10 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
         )
     text = sum(inputs.text_bytes for inputs in plan.inputs.values())
     work = rates.per_byte * text
-    driver = DRIVER * _tasks(plan, rates)
-    hours = (work / (nodes * cpus * EFFICIENCY) + driver) / 3600
+    passes, small = _tasks(plan, rates)
+    driver = DRIVER * passes + DRIVER_SMALL * small
+    waits = sum(SLOWEST * seconds / rates.tasks[name] for name, seconds in rates.seconds.items())
+    hours = (work / (nodes * cpus * EFFICIENCY) + driver + waits) / 3600
     alone = _longest(plan) * _first_pass(rates) / 3600
     scratch = SCRATCH_PER_BYTE * text
     rows = [
@@ -95,7 +101,7 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
         "",
         f"text      about {size(text)}",
         f"time      {span(3600 * max(hours, alone))}   ({work / 3600:,.1f} CPU hours with {100 * EFFICIENCY:.0f} % of the CPUs at work, "
-        f"and {span(driver)} of the driver)",
+        f"{span(driver)} of the driver, {span(waits)} of waiting for the slowest task of each pass and round)",
         f"scratch   {size(scratch)} in {plan.out / 'work'}, {size(scratch / nodes)} for each node",
     ]
     if alone > hours:
@@ -114,16 +120,28 @@ def _grouped(rates: Rates) -> list[tuple[str, float]]:
     """The rounds of a global stage as one line."""
     found: dict[str, float] = {}
     for name, seconds in rates.seconds.items():
-        stage = name.partition(": ")[0] if ": " in name and "→" not in name else name
+        stage = name.partition(": ")[0] if _is_round(name) else name
         found[stage] = found.get(stage, 0.0) + seconds
     return list(found.items())
 
 
-def _tasks(plan: Plan, rates: Rates) -> float:
-    """Tasks of all passes and rounds. Those that ran once for each part then will do so again; the others stay few."""
+def _tasks(plan: Plan, rates: Rates) -> tuple[int, int]:
+    """Tasks of all passes, and of all rounds. Those that ran once for each part then will do so again; others stay few."""
     parts = sum(len(inputs.tasks) for inputs in plan.inputs.values())
     first = next(count for name, count in rates.tasks.items() if name.startswith("read"))
-    return sum(parts if count == first else count for count in rates.tasks.values())
+    passes = small = 0
+    for name, count in rates.tasks.items():
+        tasks = parts if count == first else count
+        if _is_round(name):
+            small += tasks
+        else:
+            passes += tasks
+    return passes, small
+
+
+def _is_round(name: str) -> bool:
+    """Whether a set of tasks is a round of a global stage (`minhash-dedup: stars`), not a pass (`read → rules`)."""
+    return ": " in name and "→" not in name
 
 
 def _first_pass(rates: Rates) -> float:

@@ -10,10 +10,13 @@ others of its kind and size took; what follows is what follows the death of a wo
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import socket
+import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +37,10 @@ UNMEASURED = 7200.0
 LOOK = 5.0
 #: A cluster that runs none of our tasks for so long is not coming back (autoscaling has had its time).
 IDLE = 1800.0
+
+#: So long the head of a cluster may be away. At 60 s Ray ends this process without a word to it.
+HEAD_AWAY = 30.0
+KNOCK = 2.0  # seconds for a connection to it
 
 #: Set for an embedded Ray, unless the user has set them.
 QUIET = {
@@ -71,11 +78,16 @@ class OnRay:
         self._workers = workers
         self._dashboard = dashboard
         self._remote: Any = None
+        self._gone = False  # the head is
+        self._callers: dict[tuple[str, float, float, int], Any] = {}
         self._running: dict[Any, _Running] = {}
+        self._ready: deque[Any] = deque()  # of those that have something to say; asking after all of them takes a while
         self._shared: tuple[Any, Any] = (None, None)  # what tasks have in common, and where Ray has it
         self._seconds: dict[str, float] = defaultdict(float)  # by kind of task
         self._amounts: dict[str, float] = defaultdict(float)
-        self._looked = self._alive = time.monotonic()
+        self._looked = self._alive = self._headed = time.monotonic()
+        self._line: socket.socket | None = None  # to the Ray of this machine; it breaks when that ends
+        self._head, self._cluster = "", ""  # address of the head, and the name that the cluster gave itself
         self._largest = 0  # memory of the largest node
         count = workers or os.cpu_count() or 1
         self.slots = 2 * count
@@ -115,6 +127,10 @@ class OnRay:
                 )
             ) from error
         self._remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_run)
+        self._head = ray.get_runtime_context().gcs_address
+        self._cluster = _cluster_at(self._head)
+        self._line = _line_to(str(ray._private.worker._global_node.raylet_socket_name))  # type: ignore[attr-defined]
+        self._looked = self._headed = time.monotonic()
         self._measure()
 
     def _measure(self) -> None:
@@ -131,15 +147,23 @@ class OnRay:
         """Sends a task; starts Ray if this is the first."""
         if self._remote is None:
             self._start()
+        self._check_line()
         needs: Needs = getattr(task, "needs", Needs())
-        options: dict[str, Any] = {"name": task.name, "num_cpus": needs.cpus}
-        if needs.gpus:
-            options["num_gpus"] = needs.gpus
-        if self._largest:  # an embedded Ray has the workers that the user asked for, whatever they need
-            options["memory"] = min(needs.memory, int(0.9 * self._largest))
+        # An embedded Ray has the workers that the user asked for, whatever they need.
+        memory = min(needs.memory, int(0.9 * self._largest)) if self._largest else 0
         sent, common = self._split(task)
-        stream = self._remote.options(**options).remote(sent, common)
+        stream = self._caller(_kind(task).strip(), needs.cpus, needs.gpus, memory)(sent, common)
         self._running[stream] = _Running(task, time.monotonic())
+
+    def _caller(self, name: str, cpus: float, gpus: float, memory: int) -> Any:
+        """What sends a task of such needs. Ray takes longer to check the needs of a task than to send it."""
+        key = name, cpus, gpus, memory
+        if key not in self._callers:
+            options: dict[str, Any] = {"name": name, "num_cpus": cpus}
+            options |= {"num_gpus": gpus} if gpus else {}
+            options |= {"memory": memory} if memory else {}
+            self._callers[key] = self._remote.options(**options).remote
+        return self._callers[key]
 
     def _split(self, task: Any) -> tuple[Any, list[Any]]:
         """The task without what it has in common with others, and where Ray has that; it is put there once."""
@@ -162,12 +186,16 @@ class OnRay:
             return None
         import ray
 
+        self._check_line()
         if time.monotonic() - self._looked > LOOK:
             self._look()
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
-        if not ready:
-            return None
-        return self._hear(ready[0])
+        if not self._ready:
+            streams = list(self._running)
+            ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0)
+            if not ready:
+                ready, _ = ray.wait(streams, num_returns=1, timeout=timeout)
+            self._ready.extend(ready)
+        return self._hear(self._ready.popleft()) if self._ready else None
 
     def _hear(self, stream: Any) -> Happening | None:
         import ray
@@ -212,7 +240,9 @@ class OnRay:
         """Looks at the cluster, and ends tasks that have been silent for too long."""
         import ray
 
-        self._looked = now = time.monotonic()
+        if not self._head_answers():
+            return
+        now = self._looked
         self._measure()
         for stream, one in self._running.items():
             if one.heard is None or one.overdue:
@@ -232,6 +262,39 @@ class OnRay:
                 )
             )
 
+    def _head_answers(self) -> bool:
+        """Whether the head of the cluster can be reached. RunError when it is another one, or away for too long."""
+        self._looked = now = time.monotonic()
+        found = _cluster_at(self._head)
+        if found not in ("", self._cluster):
+            raise self._lost_head("was started anew: it knows nothing of this build")
+        if not found:
+            if now - self._headed > HEAD_AWAY:
+                raise self._lost_head(f"has not answered for {now - self._headed:.0f} s")
+            return False
+        self._headed = now
+        return True
+
+    def _check_line(self) -> None:
+        """RunError when the Ray of this machine has ended. Ray itself would end this process, without a word."""
+        try:
+            broken = self._line is not None and not self._line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            broken = True
+        if broken:
+            raise self._lost_head("cannot be reached: the Ray of this machine has ended")
+
+    def _lost_head(self, what: str) -> RunError:
+        """The error for a cluster that is gone; after it Ray is asked nothing more, since it would not answer."""
+        self._gone = True
+        repairs = (
+            "start the cluster again, or another, and run the same command: what is done stays",
+            "or go on without one: --address local",
+        )
+        return RunError(Problem("R006", f"the head of the Ray cluster at {self._head} {what}", repairs=repairs))
+
     def allowed(self, task: Any) -> float:
         """Seconds of silence after which a task is taken to hang, by the rate of those of its kind that have finished."""
         kind = _kind(task)
@@ -245,18 +308,52 @@ class OnRay:
             return
         import ray
 
-        for stream in self._running:
-            ray.cancel(stream, force=True)
+        if self._gone:
+            # At the end of a process Ray says goodbye to the head: without one it waits for a minute, or crashes.
+            atexit.unregister(ray._private.worker.shutdown)
+            atexit.register(_end)
+        else:
+            for stream in self._running:
+                ray.cancel(stream, force=True)
+            ray.shutdown()
         self._running.clear()
+        self._ready.clear()
         self._shared = (None, None)
-        ray.shutdown()
         self._remote = None
+
+
+def _line_to(place: str) -> socket.socket | None:
+    """A connection to a local socket, held to notice its end; None where there are no such sockets."""
+    if not os.path.exists(place):
+        return None
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(place)
+    return line
+
+
+def _cluster_at(head: str) -> str:
+    """The name of the cluster whose head is at an address, new with each start of it; empty if nobody answers."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+        return str(GcsClient(address=head).cluster_id)
+    except (OSError, RuntimeError):
+        return ""
+
+
+def _end() -> None:
+    """Ends a process whose build failed, before libraries come to their own ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _kind(task: Any) -> str:
     """Tasks of one kind are comparable: the same class, and of a superstep the same step."""
-    common = getattr(task, "common", None)
-    return f"{type(task).__name__} {common.step.name if common is not None else ''}"
+    step = getattr(getattr(task, "common", None), "step", None)
+    return f"{type(task).__name__} {step.name if step is not None else ''}"
 
 
 def _amount(task: Any) -> float:

@@ -92,6 +92,8 @@ def _list(corpus: Corpus, name: str) -> tuple[SourceInputs, list[Problem]]:
     where = corpus.where(("sources", name, "path"))
     settings = source.settings(name)
     inputs = SourceInputs(name, settings)
+    if settings.access is not None:
+        settings.access.allow()
     try:
         listing = list_files(list(source.path), str(Path(corpus.file).parent), source.format)
     except (OSError, ValueError) as error:

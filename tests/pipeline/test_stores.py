@@ -94,6 +94,62 @@ def test_inputs_and_output_on_a_store(reference: tuple[Path, dict[str, str]], st
         assert CREDENTIALS["AWS_ACCESS_KEY_ID"].encode() not in content, address
 
 
+def without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*CREDENTIALS, "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    forget_clients()
+
+
+def test_options_of_a_source_open_its_store_and_no_secret_is_shown(
+    reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment knows nothing: where the store is and who asks stands in the config."""
+    inputs, expected = reference
+    put_inputs(inputs, store)
+    secret = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+    options = f"{{endpoint_url: '{endpoint}', key: {CREDENTIALS['AWS_ACCESS_KEY_ID']}, secret: {secret}}}"
+    config = config_on(tmp_path, store)
+    text = config.read_text().replace(str(store / "out"), "out")
+    config.write_text(text.replace(".jsonl", f".jsonl, storage_options: {options}"))
+    without_environment(monkeypatch)
+    said = ""
+    for words in (("check", "--origins"), ("plan",), ("build", "--inline", "-v", "--log", str(tmp_path / "log"))):
+        done = subprocess.run([*command(words[0]), str(config), *words[1:]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout + done.stderr
+    assert secret not in said
+    assert snapshot(tmp_path / "out") == expected
+    for path in (tmp_path / "out").rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    assert secret not in (tmp_path / "log").read_text()
+
+
+def test_options_that_are_wrong_name_the_source_and_not_the_secret(
+    store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_on(tmp_path, store)
+    text = config.read_text().replace(str(store / "out"), "out")
+    config.write_text(text.replace(".jsonl", ".jsonl, storage_options: {endpoint_url: 'http://127.0.0.1:9', secret: s3cr3t-9}"))
+    monkeypatch.setattr("stages.storage.patience.patiently.__defaults__", (0.2,))
+    with pytest.raises(RunError, match=r"the store gave no answer") as error:
+        run_build(config)
+    assert "s3cr3t-9" not in str(error.value)
+
+
+def test_the_library_may_be_told_by_its_own_variables(store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store / "in" / "web" / "a.jsonl").write_bytes(b'{"text": "one"}\n')
+    (store / "in" / "books" / "b.jsonl").write_bytes(b'{"text": "two"}\n')
+    config = config_on(tmp_path, store)
+    config.write_text(config.read_text().replace(str(store / "out"), "out"))
+    without_environment(monkeypatch)
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("FSSPEC_S3_KEY", CREDENTIALS["AWS_ACCESS_KEY_ID"])
+    monkeypatch.setenv("FSSPEC_S3_SECRET", CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+    done = subprocess.run([*command("plan"), str(config)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 files" in done.stdout
+
+
 @pytest.mark.long
 def test_killed_on_a_store_and_run_again(reference: tuple[Path, dict[str, str]], store: Address, tmp_path: Path) -> None:
     inputs, expected = reference

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipeline.commands.estimate import DRIVER, EFFICIENCY, estimate, read_rates
+from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, SLOWEST, estimate, read_rates
 from pipeline.corpus import load_corpus
 from pipeline.engine.plan import make_plan
 from pipeline.events import Event, PassDone, PassStarted, TaskDone
@@ -47,9 +47,11 @@ def test_an_estimate_is_work_over_cpus_and_the_driver(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "in").rglob("*.jsonl"))
     assert data["text_bytes"] == size
     assert data["cpu_hours"] * 3600 == pytest.approx(size * 6.0 / 8000)
-    tasks = 2 * sum(len(inputs.tasks) for inputs in plan.inputs.values())
-    hours = (data["cpu_hours"] / (6400 * EFFICIENCY)) + DRIVER * tasks / 3600
-    assert data["hours"] == pytest.approx(max(hours, max(t.bytes for i in plan.inputs.values() for t in i.tasks) * 4.0 / 8000 / 3600))
+    tasks = sum(len(inputs.tasks) for inputs in plan.inputs.values())
+    waits = SLOWEST * (4.0 / 2 + 2.0 / 2)  # for the slowest task of the pass and of the round
+    hours = data["cpu_hours"] / (6400 * EFFICIENCY) + ((DRIVER + DRIVER_SMALL) * tasks + waits) / 3600
+    assert data["hours"] == pytest.approx(hours)
+    assert "30.0 s of waiting for the slowest task" in text
     assert data["cost"] == pytest.approx(data["hours"] * 200)
     assert "on 100 nodes of 64 CPUs" in text
 
