@@ -73,7 +73,11 @@ def _answers(address: str) -> bool:
 
 
 def ray_address(folder: Path) -> str:
-    """What drivers join the head by that was started in a folder: `host:port`."""
+    """What drivers join the head by that was started in a folder: `host:port`. Its dashboard may answer before it is known."""
+    until = time.monotonic() + STARTS_WITHIN
+    while not (folder / "ray_current_cluster").exists():
+        assert time.monotonic() < until, (folder / "head.log").read_text()
+        time.sleep(0.05)
     return (folder / "ray_current_cluster").read_text().strip()
 
 

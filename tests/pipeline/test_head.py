@@ -48,6 +48,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.mark.long
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_a_head_that_dies_is_named_and_another_goes_on(
     reference: tuple[Path, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_head_that_dies_is_named_and_another_goes_on(
 
 @pytest.mark.long
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_a_job_lost_with_its_head_goes_on_with_the_next(
     reference: tuple[Path, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from pipeline.engine.lock import owner_of
 from pipeline.engine.store import Store
+from pipeline.events import Event, TaskDone
 from stages.contract.problem import RunError
 from stages.storage.address import Address
 from tests.pipeline.corpora import STAGES, make_inputs, run_build, snapshot, write_config
@@ -184,6 +186,39 @@ def test_a_bad_line_changes_nothing(
         run_build(config)
         assert line.refused > 5
         assert line.cut > 5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    forget_clients()
+    assert fetched(store, tmp_path / "got") == expected
+
+
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_a_store_that_is_away_for_a_while_changes_nothing(
+    seconds: float, reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It answers 503 to everything, from the first result of the build on."""
+    inputs, _ = reference
+    put_inputs(inputs, store)
+    run_build(write_config(tmp_path / "disk", inputs, "  - normalize\n"))
+    expected = snapshot(tmp_path / "disk" / "out")
+    config = config_on(tmp_path, store, "  - normalize\n")
+
+    with bad_line(endpoint, every=1 << 30) as line:
+
+        class Outage(list[Event]):
+            def append(self, event: Event) -> None:
+                super().append(event)
+                if isinstance(event, TaskDone) and line.refused <= 1:
+                    line.down = True
+                    threading.Timer(seconds, setattr, (line, "down", False)).start()
+
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
+        forget_clients()
+        heard = Outage()
+        started = time.monotonic()
+        run_build(config, heard=heard)
+        assert time.monotonic() - started > seconds
+        assert line.refused > 3
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     forget_clients()
     assert fetched(store, tmp_path / "got") == expected
