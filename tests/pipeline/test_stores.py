@@ -16,7 +16,7 @@ import pytest
 from pipeline.engine.lock import owner_of
 from pipeline.engine.store import Store
 from pipeline.events import Event, TaskDone
-from stages.contract.problem import RunError
+from stages.contract.problem import RunError, SpecError
 from stages.storage.address import Address
 from tests.pipeline.corpora import STAGES, make_inputs, run_build, snapshot, write_config
 from tests.store import CREDENTIALS, bad_line, forget_clients, s3_server
@@ -126,16 +126,23 @@ def test_options_of_a_source_open_its_store_and_no_secret_is_shown(
     assert secret not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("{secret: s3cr3t-9}", r"sources\.web: the store cannot be opened: PartialCredentialsError"),
+        ("{colour: red, secret: s3cr3t-9}", r"sources\.web: the store cannot be opened: TypeError: .*colour"),
+    ],
+)
 def test_options_that_are_wrong_name_the_source_and_not_the_secret(
-    store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, said: str, store: Address, tmp_path: Path
 ) -> None:
     config = config_on(tmp_path, store)
     text = config.read_text().replace(str(store / "out"), "out")
-    config.write_text(text.replace(".jsonl", ".jsonl, storage_options: {endpoint_url: 'http://127.0.0.1:9', secret: s3cr3t-9}"))
-    monkeypatch.setattr("stages.storage.patience.patiently.__defaults__", (0.2,))
-    with pytest.raises(RunError, match=r"the store gave no answer") as error:
+    config.write_text(text.replace(".jsonl", f".jsonl, storage_options: {options}"))
+    with pytest.raises(SpecError, match=said) as error:
         run_build(config)
     assert "s3cr3t-9" not in str(error.value)
+    assert error.value.problems[0].where is not None
 
 
 def test_the_library_may_be_told_by_its_own_variables(store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

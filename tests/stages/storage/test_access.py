@@ -9,11 +9,13 @@ import pytest
 from stages.contract.scalars import Secret, StorageOptions
 from stages.storage import access
 from stages.storage.access import Access, options_of, place_of
+from stages.storage.patience import without_secrets
 
 
 @pytest.fixture(autouse=True)
 def _nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_allowed", {})
+    monkeypatch.setattr(access, "_secrets", set())
 
 
 def test_the_place_of_a_pattern() -> None:
@@ -41,3 +43,4 @@ def test_a_secret_travels_and_is_not_shown() -> None:
     assert "hidden" not in repr(given)
     pickle.loads(pickle.dumps(given)).allow()
     assert options_of("s3://b/x") == {"secret": "hidden-1", "client_kwargs": {"token": "hidden-2"}}
+    assert without_secrets("no entry for hidden-1 or hidden-2") == "no entry for *** or ***"
