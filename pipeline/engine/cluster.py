@@ -14,6 +14,7 @@ import atexit
 import logging
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections import defaultdict, deque
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine.executor import Failed, Finished, Happening, Needs, Yielded, return_memory
-from stages.contract.problem import Problem, RunError
+from stages.contract.problem import Problem, RunError, render
 from stages.storage.cache import release
 
 #: Ray refuses less. Results are a few kilobytes, so more is never needed.
@@ -79,6 +80,7 @@ class OnRay:
         self._dashboard = dashboard
         self._remote: Any = None
         self._gone = False  # the head is
+        self._mourner: Any = None  # says what happened if Ray ends this process
         self._callers: dict[tuple[str, float, float, int], Any] = {}
         self._running: dict[Any, _Running] = {}
         self._ready: deque[Any] = deque()  # of those that have something to say; asking after all of them takes a while
@@ -129,6 +131,8 @@ class OnRay:
         self._remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_run)
         self._head = ray.get_runtime_context().gcs_address
         self._cluster = _cluster_at(self._head)
+        if self._address != "local":
+            self._mourner = _mourner(render(_without_head(self._head, "is gone, and Ray has ended this process")))
         self._line = _line_to(str(ray._private.worker._global_node.raylet_socket_name))  # type: ignore[attr-defined]
         self._looked = self._headed = time.monotonic()
         self._measure()
@@ -289,11 +293,7 @@ class OnRay:
     def _lost_head(self, what: str) -> RunError:
         """The error for a cluster that is gone; after it Ray is asked nothing more, since it would not answer."""
         self._gone = True
-        repairs = (
-            "start the cluster again, or another, and run the same command: what is done stays",
-            "or go on without one: --address local",
-        )
-        return RunError(Problem("R006", f"the head of the Ray cluster at {self._head} {what}", repairs=repairs))
+        return RunError(_without_head(self._head, what))
 
     def allowed(self, task: Any) -> float:
         """Seconds of silence after which a task is taken to hang, by the rate of those of its kind that have finished."""
@@ -308,6 +308,9 @@ class OnRay:
             return
         import ray
 
+        if self._mourner is not None:
+            self._mourner.communicate(b"all is well")
+            self._mourner = None
         if self._gone:
             # At the end of a process Ray says goodbye to the head: without one it waits for a minute, or crashes.
             atexit.unregister(ray._private.worker.shutdown)
@@ -320,6 +323,24 @@ class OnRay:
         self._ready.clear()
         self._shared = (None, None)
         self._remote = None
+
+
+def _without_head(head: str, what: str) -> Problem:
+    repairs = (
+        "start the cluster again, or another, and run the same command: what is done stays",
+        "or go on without one: --address local",
+    )
+    return Problem("R006", f"the head of the Ray cluster at {head} {what}", repairs=repairs)
+
+
+def _mourner(said: str) -> Any:
+    """A process that says something on stderr if this one ends without telling it that all is well.
+
+    A call of Ray that finds its local store gone ends the process at once: no handler runs, and nothing is said.
+    """
+    script = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+    command = [sys.executable, "-I", "-S", "-c", script, said]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _line_to(place: str) -> socket.socket | None:
