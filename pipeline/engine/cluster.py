@@ -10,19 +10,16 @@ others of its kind and size took; what follows is what follows the death of a wo
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine.executor import Failed, Finished, Happening, Needs, Yielded, return_memory
-from stages.contract.problem import Problem, RunError, render
+from pipeline.engine.head import Head
+from stages.contract.problem import Problem, RunError
 from stages.storage.cache import release
 
 #: Ray refuses less. Results are a few kilobytes, so more is never needed.
@@ -38,10 +35,6 @@ UNMEASURED = 7200.0
 LOOK = 5.0
 #: A cluster that runs none of our tasks for so long is not coming back (autoscaling has had its time).
 IDLE = 1800.0
-
-#: So long the head of a cluster may be away. At 60 s Ray ends this process without a word to it.
-HEAD_AWAY = 30.0
-KNOCK = 2.0  # seconds for a connection to it
 
 #: Set for an embedded Ray, unless the user has set them.
 QUIET = {
@@ -79,17 +72,14 @@ class OnRay:
         self._workers = workers
         self._dashboard = dashboard
         self._remote: Any = None
-        self._gone = False  # the head is
-        self._mourner: Any = None  # says what happened if Ray ends this process
+        self._head: Head | None = None
         self._callers: dict[tuple[str, float, float, int], Any] = {}
         self._running: dict[Any, _Running] = {}
         self._ready: deque[Any] = deque()  # of those that have something to say; asking after all of them takes a while
         self._shared: tuple[Any, Any] = (None, None)  # what tasks have in common, and where Ray has it
         self._seconds: dict[str, float] = defaultdict(float)  # by kind of task
         self._amounts: dict[str, float] = defaultdict(float)
-        self._looked = self._alive = self._headed = time.monotonic()
-        self._line: socket.socket | None = None  # to the Ray of this machine; it breaks when that ends
-        self._head, self._cluster = "", ""  # address of the head, and the name that the cluster gave itself
+        self._looked = self._alive = time.monotonic()
         self._largest = 0  # memory of the largest node
         count = workers or os.cpu_count() or 1
         self.slots = 2 * count
@@ -129,13 +119,15 @@ class OnRay:
                 )
             ) from error
         self._remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_run)
-        self._head = ray.get_runtime_context().gcs_address
-        self._cluster = _cluster_at(self._head)
-        if self._address != "local":
-            self._mourner = _mourner(render(_without_head(self._head, "is gone, and Ray has ended this process")))
-        self._line = _line_to(str(ray._private.worker._global_node.raylet_socket_name))  # type: ignore[attr-defined]
-        self._looked = self._headed = time.monotonic()
+        local = str(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
+        self._head = Head(ray.get_runtime_context().gcs_address, local, spoken_for=self._address != "local")
+        self._looked = time.monotonic()
         self._measure()
+
+    @property
+    def _joined(self) -> Head:
+        assert self._head is not None
+        return self._head
 
     def _measure(self) -> None:
         """Notes how large the cluster is now; nodes come and go."""
@@ -151,7 +143,7 @@ class OnRay:
         """Sends a task; starts Ray if this is the first."""
         if self._remote is None:
             self._start()
-        self._check_line()
+        self._joined.check_line()
         needs: Needs = getattr(task, "needs", Needs())
         # An embedded Ray has the workers that the user asked for, whatever they need.
         memory = min(needs.memory, int(0.9 * self._largest)) if self._largest else 0
@@ -190,7 +182,7 @@ class OnRay:
             return None
         import ray
 
-        self._check_line()
+        self._joined.check_line()
         if time.monotonic() - self._looked > LOOK:
             self._look()
         if not self._ready:
@@ -244,9 +236,9 @@ class OnRay:
         """Looks at the cluster, and ends tasks that have been silent for too long."""
         import ray
 
-        if not self._head_answers():
+        self._looked = now = time.monotonic()
+        if not self._joined.answers():
             return
-        now = self._looked
         self._measure()
         for stream, one in self._running.items():
             if one.heard is None or one.overdue:
@@ -266,35 +258,6 @@ class OnRay:
                 )
             )
 
-    def _head_answers(self) -> bool:
-        """Whether the head of the cluster can be reached. RunError when it is another one, or away for too long."""
-        self._looked = now = time.monotonic()
-        found = _cluster_at(self._head)
-        if found not in ("", self._cluster):
-            raise self._lost_head("was started anew: it knows nothing of this build")
-        if not found:
-            if now - self._headed > HEAD_AWAY:
-                raise self._lost_head(f"has not answered for {now - self._headed:.0f} s")
-            return False
-        self._headed = now
-        return True
-
-    def _check_line(self) -> None:
-        """RunError when the Ray of this machine has ended. Ray itself would end this process, without a word."""
-        try:
-            broken = self._line is not None and not self._line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            broken = True
-        if broken:
-            raise self._lost_head("cannot be reached: the Ray of this machine has ended")
-
-    def _lost_head(self, what: str) -> RunError:
-        """The error for a cluster that is gone; after it Ray is asked nothing more, since it would not answer."""
-        self._gone = True
-        return RunError(_without_head(self._head, what))
-
     def allowed(self, task: Any) -> float:
         """Seconds of silence after which a task is taken to hang, by the rate of those of its kind that have finished."""
         kind = _kind(task)
@@ -308,14 +271,8 @@ class OnRay:
             return
         import ray
 
-        if self._mourner is not None:
-            self._mourner.communicate(b"all is well")
-            self._mourner = None
-        if self._gone:
-            # At the end of a process Ray says goodbye to the head: without one it waits for a minute, or crashes.
-            atexit.unregister(ray._private.worker.shutdown)
-            atexit.register(_end)
-        else:
+        self._joined.leave()
+        if not self._joined.gone:
             for stream in self._running:
                 ray.cancel(stream, force=True)
             ray.shutdown()
@@ -323,52 +280,6 @@ class OnRay:
         self._ready.clear()
         self._shared = (None, None)
         self._remote = None
-
-
-def _without_head(head: str, what: str) -> Problem:
-    repairs = (
-        "start the cluster again, or another, and run the same command: what is done stays",
-        "or go on without one: --address local",
-    )
-    return Problem("R006", f"the head of the Ray cluster at {head} {what}", repairs=repairs)
-
-
-def _mourner(said: str) -> Any:
-    """A process that says something on stderr if this one ends without telling it that all is well.
-
-    A call of Ray that finds its local store gone ends the process at once: no handler runs, and nothing is said.
-    """
-    script = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
-    command = [sys.executable, "-I", "-S", "-c", script, said]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-
-
-def _line_to(place: str) -> socket.socket | None:
-    """A connection to a local socket, held to notice its end; None where there are no such sockets."""
-    if not os.path.exists(place):
-        return None
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(place)
-    return line
-
-
-def _cluster_at(head: str) -> str:
-    """The name of the cluster whose head is at an address, new with each start of it; empty if nobody answers."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    host, _, port = head.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
-        return str(GcsClient(address=head).cluster_id)
-    except (OSError, RuntimeError):
-        return ""
-
-
-def _end() -> None:
-    """Ends a process whose build failed, before libraries come to their own ends."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def _kind(task: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipeline.engine import cluster
-from pipeline.engine.cluster import OnRay
+from pipeline.engine import head
+from pipeline.engine.head import Head
 from pipeline.engine.lock import SILENCE_SECONDS
 from stages.contract.problem import RunError
 from tests.pipeline.corpora import make_inputs, run_build, snapshot, write_config
@@ -125,39 +126,57 @@ def test_a_lost_driver_is_followed_from_another_machine(reference: tuple[Path, d
     assert snapshot(tmp_path / "out") == expected
 
 
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Head:
+    """A head that has just been joined, of the cluster `one`."""
+    monkeypatch.setattr(head, "cluster_at", lambda _address: "one")
+    return Head("10.0.0.1:6379", "/nowhere", spoken_for=False)
+
+
 @pytest.mark.parametrize(
     ("found", "after", "message"),
-    [("", cluster.HEAD_AWAY + 1, r"has not answered for 31 s"), ("another", 0.0, "was started anew")],
+    [("", head.AWAY + 1, r"has not answered for 31 s"), ("another", 0.0, "was started anew")],
 )
-def test_what_is_said_of_a_head(found: str, after: float, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = OnRay("10.0.0.1:6379")
-    executor._head, executor._cluster = "10.0.0.1:6379", "one"
-    monkeypatch.setattr(cluster, "_cluster_at", lambda _head: found)
-    now = executor._headed
-    monkeypatch.setattr(cluster.time, "monotonic", lambda: now + after)
+def test_what_is_said_of_a_head(joined: Head, found: str, after: float, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "cluster_at", lambda _address: found)
+    now = joined._heard
+    monkeypatch.setattr(head.time, "monotonic", lambda: now + after)
     with pytest.raises(RunError, match=rf"10\.0\.0\.1:6379 {message}"):
-        executor._head_answers()
-    assert executor._gone
+        joined.answers()
+    assert joined.gone
 
 
-def test_a_head_may_be_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = OnRay("10.0.0.1:6379")
-    executor._cluster = "one"
-    monkeypatch.setattr(cluster, "_cluster_at", lambda _head: "")
-    assert not executor._head_answers()
-    monkeypatch.setattr(cluster, "_cluster_at", lambda _head: "one")
-    assert executor._head_answers()
-    assert not executor._gone
+def test_a_head_may_be_away_for_a_moment(joined: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert joined.answers()
+    monkeypatch.setattr(head, "cluster_at", lambda _address: "")
+    assert not joined.answers()
+    monkeypatch.setattr(head, "cluster_at", lambda _address: "one")
+    assert joined.answers()
+    assert not joined.gone
+
+
+def test_a_line_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "cluster_at", lambda _address: "one")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "raylet"))
+        server.listen()
+        mine = Head("10.0.0.1:6379", str(tmp_path / "raylet"), spoken_for=False)
+        other, _ = server.accept()
+        mine.check_line()
+        other.close()
+        with pytest.raises(RunError, match="the Ray of this machine has ended"):
+            mine.check_line()
+    assert mine.gone
 
 
 def test_nobody_at_an_address() -> None:
-    assert cluster._cluster_at("127.0.0.1:9") == ""
+    assert head.cluster_at("127.0.0.1:9") == ""
 
 
 def test_what_ray_leaves_unsaid() -> None:
     """A process that ends in the middle of a call is spoken for; one that closes its executor is not."""
     script = (
-        "import os, sys\nfrom pipeline.engine.cluster import _mourner\nmourner = _mourner('it is gone')\n"
+        "import os, sys\nfrom pipeline.engine.head import mourner\nmourner = mourner('it is gone')\n"
         "mourner.communicate(b'.') if sys.argv[1:] else os._exit(1)"
     )
     lost = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
