@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Report, parser
-from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, SLOWEST
+from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, ENOUGH, SLOWEST
 
 TASK_BYTES = 64 << 20  # stored, as the engine cuts inputs
 PART_SECONDS, BUCKET_SECONDS, MERGE_SECONDS = 0.3, 6.0, 30.0  # of CPU, of one task of a round
@@ -189,7 +189,7 @@ def main() -> None:
     tasks = sum(each.tasks for each in plan)
     cpus = options.nodes * options.node_cpus
     driver = sum(each.tasks * (options.per_small if each.small else options.per_task) for each in plan)
-    waits = sum(SLOWEST * each.seconds for each in plan)
+    waits = sum((SLOWEST if each.tasks >= ENOUGH else 1.0) * each.seconds for each in plan)
     planned = sum(each.tasks * each.seconds for each in plan) / (cpus * EFFICIENCY) + driver + waits
     ideal = sum(each.tasks * each.seconds for each in plan) * (1 + STRAGGLERS * (SLOWER - 1)) / cpus
     for name, cluster in scenarios(options.nodes, options.node_cpus):
