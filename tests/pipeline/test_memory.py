@@ -70,7 +70,7 @@ def test_a_worker_stays_below_500_megabytes(tmp_path: Path) -> None:
     text.write_text(text.read_text().replace("web/*.jsonl", "web/*.jsonl.gz"))
     watch = Watch()
     watch.start()
-    run_build(text, executor=OnRay(workers=1))
+    run_build(text, ("output.shard_tokens=4M",), executor=OnRay(workers=1))
     watch.over.set()
     watch.join()
     assert 100e6 < watch.peak < 500e6
