@@ -108,13 +108,21 @@ class Report:
         self._rows.append(row)
         print(json.dumps(row) if self._options.json else line, flush=True)
 
-    def close(self) -> None:
-        """Keeps the results of a full run."""
+    def close(self, beside: bool = False) -> None:
+        """Keeps the results of a full run; `beside` those of earlier runs that measured something else."""
         if self._options.quick:
             return
         RESULTS.mkdir(exist_ok=True)
-        kept = {"benchmark": self._name, "machine": machine(), "commit": commit(), "measures": self._rows}
         path = RESULTS / f"{self._name}.json"
+        rows = self._rows
+        if beside:
+            mine = [{**row, "commit": commit()} for row in rows]
+            known = {(row["name"], row.get("metric")) for row in rows}
+            old = json.loads(path.read_text(encoding="utf-8"))["measures"] if path.exists() else []
+            rows = sorted(
+                [*(row for row in old if (row["name"], row.get("metric")) not in known), *mine], key=lambda row: row["name"]
+            )
+        kept = {"benchmark": self._name, "machine": machine(), "commit": commit(), "measures": rows}
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

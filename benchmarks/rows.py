@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from benchmarks.measure import cpu_seconds
 from pipeline.engine.records import EmitRecord, FileRef, Part, StepRecord
-from pipeline.engine.rounds import Gathered, StepCommon, StepTask
+from pipeline.engine.rounds import Gathered, Mail, StepCommon, StepTask, received
 from pipeline.engine.sealed import ArrowFile
 from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from stages.dedup import signature
 from stages.dedup.minhash import MinhashDedup
-from stages.exchange import binary_of, read_inbox
+from stages.exchange import binary_of
 from stages.stage import PartInfo
 
 SHINGLES = 600
@@ -146,24 +146,27 @@ def run_steps(folder: Path, stage: MinhashDedup, emissions: Sequence[Callable[[]
     empty = FileRef(name="", bytes=0, digest="")
     parts = {p.index: Part(source="web", base=empty, rows=p.rows, text_bytes=0) for p in infos}
     gathered = Gathered(tuple(infos), parts, files, {})
-    boxes: list[FileRef] = []
+    mail, size = Mail(), 0
     seconds, peak = 0.0, 0.0
     by_step: dict[str, float] = {}
     by_memory: dict[str, float] = {}
     for step in stage.supersteps(gathered.infos):
         made = []
+        routes = {channel: mail.routes(channel) for channel, _ in step.inbox(0).values()}
+        common = StepCommon(str(folder), StageUse(stage.name, stage), step, gathered, routes, 0)
         for index in [p.index for p in infos] if step.over is None else range(step.over):
-            use = StageUse(stage.name, stage)
-            task = StepTask("", step.name, index, StepCommon(str(folder), use, step, gathered, tuple(boxes), 0))
+            task = StepTask("", step.name, index, common)
             text, spent, memory = _in_child(lambda task=task: next(iter(task.run())).model_dump_json())
-            made.append(StepRecord.model_validate_json(text).file)
+            made.append(StepRecord.model_validate_json(text))
             seconds, peak = seconds + spent, max(peak, memory)
             by_step[step.name] = by_step.get(step.name, 0.0) + spent
             by_memory[step.name] = max(by_memory.get(step.name, 0.0), memory)
-        boxes += made
-    paths = [folder / "data" / box.name for box in boxes]
-    evidence = [read_inbox(paths, "evidence", p.index) for p in infos]
-    return Ran(seconds, peak, sum(box.bytes for box in boxes), tuple(infos), evidence, by_step, by_memory)
+        size += sum(record.file.bytes for record in made)
+        for record in made:
+            mail.add(record)
+    routes = mail.routes("evidence")
+    evidence = [received(folder / "data", routes, "evidence", p.index) for p in infos]
+    return Ran(seconds, peak, size, tuple(infos), evidence, by_step, by_memory)
 
 
 def _seal(folder: Path, make: Callable[[], pa.Table]) -> str:

@@ -1,18 +1,19 @@
 """What the driver costs, how builds grow with workers, and what the rows of deduplication weigh.
 
-    python -m benchmarks.scale [--quick]
+    python -m benchmarks.scale [--quick] [--only driver] [--only overhead] [--only workers] [--only shuffle]
 
-- `driver`: a first pass of a million tasks planned, sent, journalled and collected by the real driver; the executor
-  returns made-up records at once. Seconds and memory are all the driver's. Ten times fewer tasks beside it show that
-  time grows in proportion.
+- `driver`: a first pass of a million tasks planned, sent, journalled and collected by the real driver, and found done by
+  a second one; the executor returns made-up records at once. Seconds and memory are all the driver's. Ten times fewer
+  tasks beside it show that time grows in proportion.
 - `overhead`: tasks that do nothing on an embedded Ray.
-- `workers`: the same corpus with one worker and with two.
+- `workers`: the same corpus with one worker and with two; the machine must have nothing else to do.
 - `shuffle`: the exchange of near-duplicate removal over synthetic documents.
+
+Parts are measured one by one; each keeps the results of the others.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +73,35 @@ class AtOnce:
 
 
 def made_up(task: Any) -> Any:
-    """A record as a real task writes it, without files behind it."""
-    from pipeline.engine.records import Excerpt, FileRef, InputFile, Part, PassRecord, StageCount
+    """A record as a real task writes it, about 5 kB, without files behind it."""
+    from pipeline.engine.records import FileRef, InputFile, Part, PassRecord
 
-    def reference(kind: str) -> FileRef:
-        digest = hashlib.sha256(f"{task.key}{kind}".encode()).hexdigest()
+    def reference(kind: str, turn: int) -> FileRef:
+        digest = task.key[turn:] + task.key[:turn]
         return FileRef(name=f"{digest[:32]}.{kind}", bytes=1, digest=digest)
-
-    def excerpt(number: int) -> Excerpt:
-        return Excerpt(id=f"{task.key[:30]}{number:02d}", uri=task.name, record=number, reason=None, value=None, text="word " * 120)
 
     piece = task.origin.slices[0]
     return PassRecord(
-        part=Part(source=task.source, base=reference("arrow"), rows=DOCUMENTS, text_bytes=DOCUMENTS * 4000),
-        dropped=reference("dropped.arrow"),
-        tokens=reference("tok"),
+        part=Part(source=task.source, base=reference("arrow", 0), rows=DOCUMENTS, text_bytes=DOCUMENTS * 4000),
+        dropped=reference("dropped.arrow", 1),
+        tokens=reference("tok", 2),
         token_count=DOCUMENTS * 900,
-        counts=tuple(
-            StageCount(stage=stage, documents_in=DOCUMENTS, documents_out=DOCUMENTS) for stage in ("read", "normalize", "tokenize")
-        ),
-        kept=tuple(map(excerpt, range(5))),
-        inputs=(InputFile(uri=piece.slice.uri, start=0, end=None, size=piece.size, mtime_ns=0, digest=task.key),),
+        inputs=(InputFile(uri=piece.slice.uri, start=0, end=None, size=piece.size, mtime_ns=piece.mtime_ns, digest=task.key),),
+        **_same(),
     )
+
+
+@lru_cache(maxsize=1)
+def _same() -> dict[str, Any]:
+    """What all made-up records share: accounts and excerpts."""
+    from pipeline.engine.records import Excerpt, StageCount
+
+    stages = ("read", "normalize", "tokenize")
+    counts = tuple(StageCount(stage=stage, documents_in=DOCUMENTS, documents_out=DOCUMENTS) for stage in stages)
+    kept = tuple(
+        Excerpt(id=f"{n:032x}", uri="part.jsonl", record=n, reason=None, value=None, text="word " * 120) for n in range(5)
+    )
+    return {"counts": counts, "kept": kept}
 
 
 def drive(tasks: int) -> dict[str, float]:
@@ -112,10 +121,6 @@ def _drive(count: int) -> None:
     from pipeline.engine.origin import InputSlice
     from pipeline.engine.passes import label_stages, plan_passes
     from pipeline.engine.plan import Plan
-    from pipeline.engine.run import Build
-    from pipeline.engine.state import BuildState
-    from pipeline.engine.store import Store
-    from pipeline.events import Events
     from stages.readers import FileSlice
 
     with tempfile.TemporaryDirectory() as name:
@@ -133,36 +138,52 @@ def _drive(count: int) -> None:
         ]
         plan = Plan(corpus, plan_passes(label_stages([(s.name, s) for s in corpus.stages])), {"web": inputs})
         (folder / "out").mkdir()
-        with Store(folder / "out") as store:
-            store._there = lambda _file: True  # type: ignore[method-assign]
-            build = Build(plan, store, AtOnce(), Events(folder / "out" / "events.jsonl"))
-            state = BuildState(build.inputs)
-            build._read(state, plan.passes[0])
-            build._check(state, plan.passes[0])
-            assert len(state.parts) == count
-            journal = sum(path.stat().st_size for path in (store.work / "journal").iterdir())
+        first = _first_pass(folder / "out", plan, count)
         seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mb": peak, "journal_mb": journal / 1e6}))
+        journal = sum(path.stat().st_size for path in (folder / "out" / "work" / "journal").iterdir())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        del first
+        started = time.perf_counter()
+        _first_pass(folder / "out", plan, count)
+        again = time.perf_counter() - started
+    print(json.dumps({"seconds": seconds, "again": again, "peak_mb": peak, "journal_mb": journal / 1e6}))
 
 
-def overhead(tasks: int) -> float:
-    """Tasks a second of the driver on an embedded Ray, all of them empty."""
+def _first_pass(out: Path, plan: Any, count: int) -> Any:
+    """The state behind the first pass of a build in a folder; the files that records name are taken to be there."""
+    from pipeline.engine.first import read_inputs
+    from pipeline.engine.run import Build
+    from pipeline.engine.state import BuildState
+    from pipeline.engine.store import Store
+    from pipeline.events import Events
+
+    with Store(out) as store:
+        store._there = lambda _file: True  # type: ignore[method-assign]
+        build = Build(plan, store, AtOnce(), Events(out / "events.jsonl"))
+        state = BuildState(build.inputs)
+        read_inputs(build, state, plan.passes[0])
+        build._check(state, plan.passes[0])
+        assert len(state.parts) == count
+    return state
+
+
+def overhead(tasks: int, small: bool) -> tuple[float, float]:
+    """`(seconds, CPU seconds of the driver)` for a task on an embedded Ray, all of them empty; `small`: those of a round."""
     from pipeline.engine.cluster import OnRay
+    from pipeline.engine.driver import Driver
+    from pipeline.engine.store import Store
+    from pipeline.events import Events
 
     executor = OnRay(workers=2)
-    executor.submit(Nothing("warm", "warm"))
-    while executor.running():
-        executor.next(1.0)
-    started, sent, done = time.perf_counter(), 0, 0
-    while done < tasks:
-        while sent < tasks and executor.running() < executor.slots:
-            executor.submit(Nothing(str(sent), "nothing"))
-            sent += 1
-        done += type(executor.next(1.0)).__name__ == "Finished"
-    seconds = time.perf_counter() - started
-    executor.close()
-    return tasks / seconds
+    with tempfile.TemporaryDirectory() as name, Store(Path(name)) as store:
+        driver = Driver(store, executor, Events(Path(name) / "events.jsonl"))
+        driver.run("warm", [Nothing("warm", "warm")], 0, lambda _task, _result: None)
+        started, busy = time.perf_counter(), time.process_time()
+        nothings = [Nothing(str(n), "nothing") for n in range(tasks)]
+        driver.run("nothing", nothings, 0, lambda _task, _result: None, minor=small)
+        seconds, busy = time.perf_counter() - started, time.process_time() - busy
+        executor.close()
+    return seconds / tasks, busy / tasks
 
 
 def build_seconds(workers: int, megabytes: int) -> float:
@@ -191,31 +212,65 @@ def build_seconds(workers: int, megabytes: int) -> float:
         return next(event.seconds for event in heard if isinstance(event, PassDone) and event.name.startswith("read"))
 
 
-def main() -> None:
-    """All measures."""
-    options = parser(__doc__).parse_args()
-    report = Report("scale", options)
-    most = 100_000 if options.quick else 1_000_000
-    small, large = drive(most // 10), drive(most)
-    report.rate(f"driver, {most // 10:,} tasks", most / 10 / small["seconds"], "tasks/s")
-    report.rate(f"driver, {most:,} tasks", most / large["seconds"], "tasks/s")
-    report.accuracy(f"driver, {most:,} tasks", "peak MB", large["peak_mb"], most)
-    report.accuracy(f"driver, {most:,} tasks", "journal MB", large["journal_mb"], most)
-    rate = overhead(500 if options.quick else 5_000)
-    report.rate("empty tasks on Ray", rate, "tasks/s")
-    report.accuracy("empty tasks on Ray", "ms a task", 1000 / rate, 500 if options.quick else 5_000)
-    megabytes = 20 if options.quick else 150
+def measure_driver(report: Report, quick: bool) -> None:
+    """The driver at a million tasks, and at a tenth of them."""
+    most = 100_000 if quick else 1_000_000
+    for count in (most // 10, most):
+        found = drive(count)
+        name = f"driver, {count:,} tasks"
+        report.rate(name, count / found["seconds"], "tasks/s")
+        report.accuracy(name, "ms a task", 1000 * found["seconds"] / count, count)
+        report.accuracy(name, "ms a task that is done already", 1000 * found["again"] / count, count)
+        report.accuracy(name, "peak MB", found["peak_mb"], count)
+        report.accuracy(name, "journal MB", found["journal_mb"], count)
+
+
+def measure_overhead(report: Report, quick: bool) -> None:
+    """Empty tasks on Ray, one by one as in a pass, and together as in a round."""
+    count = 500 if quick else 5_000
+    for name, small in (("empty tasks on Ray", False), ("empty tasks of a round on Ray", True)):
+        seconds, busy = overhead(count, small)
+        report.rate(name, 1 / seconds, "tasks/s")
+        report.accuracy(name, "ms a task", 1000 * seconds, count)
+        report.accuracy(name, "CPU ms a task of the driver", 1000 * busy, count)
+
+
+def measure_workers(report: Report, quick: bool) -> None:
+    """One worker and two."""
+    megabytes = 20 if quick else 150
     one, two = build_seconds(1, megabytes), build_seconds(2, megabytes)
     report.rate("2 workers", megabytes / two, "MB/s", megabytes / one, "1 worker")
-    documents = 200_000 if options.quick else 20_000_000
+
+
+def measure_shuffle(report: Report, quick: bool) -> None:
+    """The exchange of near-duplicate removal."""
     from benchmarks.rows import exchange
 
+    documents = 200_000 if quick else 20_000_000
     with tempfile.TemporaryDirectory(dir=os.environ.get("GRISTMILL_SCRATCH")) as name:
         ran = exchange(Path(name), documents, PART_ROWS)
     report.rate(f"shuffle, {documents:,} documents", documents / ran.seconds, "documents/s of CPU")
     report.accuracy(f"shuffle, {documents:,} documents", "bytes a document", ran.bytes / documents, documents)
     report.accuracy(f"shuffle, {documents:,} documents", "peak MB of a task", ran.peak_mb, documents)
-    report.close()
+
+
+MEASURES = {
+    "driver": measure_driver,
+    "overhead": measure_overhead,
+    "workers": measure_workers,
+    "shuffle": measure_shuffle,
+}
+
+
+def main() -> None:
+    """The measures that were asked for, or all."""
+    made = parser(__doc__)
+    made.add_argument("--only", action="append", choices=MEASURES, help="measure this part; may be repeated")
+    options = made.parse_args()
+    report = Report("scale", options)
+    for name in options.only or MEASURES:
+        MEASURES[name](report, options.quick)
+        report.close(beside=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulate [--quick] [--terabytes 10 --nodes 100 --node-cpus 64 --rate 4.0 ...]
 
-What is simulated is what the driver does: passes and rounds one behind the other, in each as many tasks in flight as
-there are twice CPUs, sent one by one by a driver that needs a while for each; a task of a lost node is sent again; a node
-comes back after some minutes. Durations are log-normal, and one task in fifty is a straggler that takes ten times as
-long. Rates are arguments: take them from `pipeline plan --nodes`, which measures them. The result is compared with what
-that command would say (`EFFICIENCY`).
+What is simulated is what the driver does: passes and rounds one behind the other, the rounds those that the stage
+itself names for a corpus of this size, with the merging rounds between; tasks sent one by one by a driver that needs a
+while for each; a task of a lost node is sent again; a node comes back after some minutes. Durations are log-normal, and
+one task in fifty is a straggler that takes ten times as long. Rates are arguments: take them from `pipeline plan --nodes`,
+which measures them. `hours` is to be held against `planned`, what that command would say.
 
 It is a model: no network, no store that slows down as it is asked more, no nodes of different speed. What it shows is
 what barriers, losses and the driver cost, and that no step of the driver grows faster than its tasks.
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Report, parser
+from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, ENOUGH, SLOWEST
 
 TASK_BYTES = 64 << 20  # stored, as the engine cuts inputs
-BAND_TASKS = 4_000_000  # rows or documents of a task of a round, as the stage cuts them
-ROUNDS = 29  # of near-duplicate removal
+PART_SECONDS, BUCKET_SECONDS, MERGE_SECONDS = 0.3, 6.0, 30.0  # of CPU, of one task of a round
 STRAGGLERS, SLOWER = 0.02, 10.0
 SPREAD = 0.25  # of the logarithm of a duration
 
@@ -46,6 +46,7 @@ class Round:
     name: str
     tasks: int
     seconds: float
+    small: bool = False  # of a round, whose tasks travel together
 
 
 @dataclass
@@ -69,24 +70,37 @@ def rounds(terabytes: float, rate: float, kept: float, document: int) -> list[Ro
     """
     parts = math.ceil(terabytes * 1e12 / TASK_BYTES)
     seconds = TASK_BYTES / (rate * 1e6)
-    documents = terabytes * 1e12 / document * kept
-    exchange = max(1, math.ceil(documents / BAND_TASKS))
+    documents = int(terabytes * 1e12 / document * kept)
     found = [Round("read, clean, collect", parts, 0.6 * seconds)]
-    for number in range(ROUNDS):
-        by_part = number % 2 == 0
-        found.append(Round(f"round {number}", parts if by_part else exchange, 0.3 if by_part else 6.0))
+    found += _exchange(parts, documents)
     found.append(Round("drop, mask", parts, 0.15 * seconds * kept))
     found.append(Round("encode", parts, 0.25 * seconds * kept))
     found.append(Round("write shards", max(1, int(terabytes * 1e12 * kept / 4 / 128e6)), 4.0))
     return found
 
 
+def _exchange(parts: int, documents: int) -> Iterator[Round]:
+    """The rounds of near-duplicate removal, and the merging of outboxes where too many would be opened one by one."""
+    from pipeline.engine.rounds import FACTS, MERGED, PAIRS
+    from stages.dedup.minhash import MinhashDedup
+    from stages.stage import PartInfo
+
+    before = 0  # tasks of the round before that send to many
+    for step in MinhashDedup().supersteps((PartInfo(0, "web", 0, 0, documents),)):
+        tasks = parts if step.over is None else step.over
+        if step.reads and before > MERGED and before * tasks > PAIRS and tasks != before:
+            yield Round(f"merge for {step.name}", math.ceil(before / MERGED), MERGE_SECONDS, small=True)
+        yield Round(step.name, tasks, PART_SECONDS if step.over is None else BUCKET_SECONDS, small=True)
+        before = tasks
+    yield Round("facts", math.ceil(parts / FACTS), FACTS * 0.01, small=True)
+
+
 class Simulation:
     """One build."""
 
-    def __init__(self, cluster: Cluster, per_task: float, seed: int) -> None:
+    def __init__(self, cluster: Cluster, per_task: float, per_small: float, seed: int) -> None:
         self.cluster = cluster
-        self.per_task = per_task
+        self.per_task, self.per_small = per_task, per_small
         self.chance = random.Random(seed)
         self.now = 0.0
         self.outcome = Outcome()
@@ -107,14 +121,13 @@ class Simulation:
         heapq.heapify(free)
         ends: list[tuple[float, float, int, int]] = []  # end, begin, node, incarnation
         lives = [0] * self.cluster.nodes
-        driver = self.now
+        driver, cost = self.now, self.per_small if each.small else self.per_task
         while done < each.tasks:
             while waiting and free and (not ends or max(free[0][0], driver) <= ends[0][0]):
                 ready, node = heapq.heappop(free)
                 start = max(ready, driver)
-                driver = max(driver, min(start, driver + self.per_task))
-                self.outcome.driver += self.per_task
-                driver += self.per_task
+                driver = max(driver, min(start, driver + cost)) + cost
+                self.outcome.driver += cost
                 if start >= self.goes[node]:
                     self._lose(node, lives, free)
                     continue
@@ -166,7 +179,8 @@ def main() -> None:
     made.add_argument("--nodes", type=int, default=100)
     made.add_argument("--node-cpus", type=int, default=64)
     made.add_argument("--rate", type=float, default=4.0, help="MB of text a second and CPU over the passes")
-    made.add_argument("--per-task", type=float, default=0.002, help="seconds of the driver for a task")
+    made.add_argument("--per-task", type=float, default=DRIVER, help="seconds of the driver for a task of a pass")
+    made.add_argument("--per-small", type=float, default=DRIVER_SMALL, help="seconds of the driver for a task of a round")
     made.add_argument("--document", type=int, default=4000, help="bytes of text of a document")
     options = made.parse_args()
     report = Report("simulate", options)
@@ -174,10 +188,14 @@ def main() -> None:
     plan = rounds(terabytes, options.rate, 0.6, options.document)
     tasks = sum(each.tasks for each in plan)
     cpus = options.nodes * options.node_cpus
+    driver = sum(each.tasks * (options.per_small if each.small else options.per_task) for each in plan)
+    waits = sum((SLOWEST if each.tasks >= ENOUGH else 1.0) * each.seconds for each in plan)
+    planned = sum(each.tasks * each.seconds for each in plan) / (cpus * EFFICIENCY) + driver + waits
     ideal = sum(each.tasks * each.seconds for each in plan) * (1 + STRAGGLERS * (SLOWER - 1)) / cpus
     for name, cluster in scenarios(options.nodes, options.node_cpus):
-        outcome = Simulation(cluster, options.per_task, seed=1).run(plan)
+        outcome = Simulation(cluster, options.per_task, options.per_small, seed=1).run(plan)
         report.accuracy(name, "hours", outcome.seconds / 3600, tasks)
+        report.accuracy(name, "hours planned", planned / 3600, tasks)
         report.accuracy(name, "share of CPUs at work", ideal / outcome.seconds, tasks)
         report.accuracy(name, "share of work done twice", outcome.wasted / outcome.worked, outcome.losses)
         report.accuracy(name, "share of time the driver is busy", outcome.driver / outcome.seconds, tasks)

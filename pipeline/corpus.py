@@ -109,9 +109,11 @@ class Source(Model):
     def settings(self, name: str) -> ReadSettings:
         """How a reader makes documents of this source, whose name is given."""
         from stages.readers.record import ReadSettings
+        from stages.storage.access import Access
 
         same = ("format", "text", "messages", "id", "keep_meta", "encoding", "on_damaged", "max_document")
-        return ReadSettings(source=name, **{field: getattr(self, field) for field in same})
+        access = Access.to(self.path, self.storage_options)
+        return ReadSettings(source=name, access=access, **{field: getattr(self, field) for field in same})
 
 
 class Buckets(Model):

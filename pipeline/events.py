@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import orjson
@@ -27,7 +27,7 @@ class Event:
 
     def record(self) -> dict[str, object]:
         """The event as a flat JSON object, without its time."""
-        return {"event": self.kind, **asdict(self)}
+        return {"event": self.kind, **vars(self)}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli import SCHEMA_VERSION, Output
+from pipeline.command import SCHEMA_VERSION, Output
 
 PREEMPTED = 75
 

@@ -28,7 +28,7 @@ from stages.contract.names import canonical_json
 from stages.contract.problem import Problem, RunError, SpecError
 
 if TYPE_CHECKING:
-    from pipeline.cli import Output
+    from pipeline.command import Output
 
 
 def build_corpus(

@@ -20,6 +20,7 @@ from stages.contract.scalars import read_share
 from stages.contract.tree import Items, Path, Table, Text, path_text, place, value_at
 from stages.contract.weights import ROUNDING, Phase, Weight
 from stages.contract.wrong import name_repairs
+from stages.storage.access import place_of
 
 #: Files of a web archive that hold no text.
 METADATA = re.compile(r"\.warc\.wat(\.(gz|zst))?$", re.IGNORECASE)
@@ -28,7 +29,7 @@ METADATA = re.compile(r"\.warc\.wat(\.(gz|zst))?$", re.IGNORECASE)
 def relation_problems(tree: Table) -> list[Problem]:
     """Everything that the parts of the file, each right in itself, get wrong about each other."""
     weights = [*_mixes(tree), *_phase_sizes(tree)]
-    checks = (_names, _stage_sources, _buckets, _tokenizer, _address, _not_built)
+    checks = (_names, _stage_sources, _buckets, _tokenizer, _address, _stores, _not_built)
     others = [problem for check in checks for problem in check(tree)]
     return [*others, *(weights or _average(tree))]  # an average of wrong numbers says nothing
 
@@ -47,6 +48,22 @@ def _members(tree: Table) -> dict[str, str]:
         if isinstance(cuts, Items):
             members |= {f"{name}.{index}": name for index in range(len(cuts) + 1)}
     return members
+
+
+def _stores(tree: Table) -> Iterator[Problem]:
+    """One place is opened in one way."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for name, source in _sources(tree).items():
+        options = value_at(source, ("storage_options",)) if isinstance(source, Table) else None
+        if not isinstance(options, Table):
+            continue
+        where = place(tree, ("sources", name, "storage_options"), key=True)
+        given = source.get("path")
+        for at in [place_of(str(path)) for path in (given if isinstance(given, list) else [given]) if "://" in str(path)]:
+            other, theirs = seen.setdefault(at, (name, options))
+            if theirs != options:
+                message = f"sources.{other} and sources.{name} open {at} with different storage_options"
+                yield Problem("C017", message, where, ("give both the same",))
 
 
 def _names(tree: Table) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from stages.jobs.client import Client, Job, job_address
 from stages.jobs.config import one_file
 
 if TYPE_CHECKING:
-    from pipeline.cli import Output
+    from pipeline.command import Output
 
 CONFIG = "corpus.yaml"
 INTERRUPTED = 130

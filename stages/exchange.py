@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,27 +27,47 @@ from stages.contract.names import canonical_json
 from stages.stage import Outbox
 
 MAGIC = b"GRSTOUT1"
+#: Whom the rows of a channel are for, where that is not one address.
+MANY, NOBODY = -1, -2
 _ALIGN = 64
 _TAIL = 8 + len(MAGIC)
 
 
-def write_outbox(path: str | Path, outboxes: Mapping[str, Outbox]) -> None:
+def write_outbox(path: str | Path, outboxes: Mapping[str, Outbox]) -> dict[str, int]:
     """Write what one producer sends; `read_inbox` reads it. The file appears under its name when complete.
 
+    Returns whom each channel is for: the address that all its rows have, or `MANY`, or `NOBODY` (no rows).
     ValueError when a channel has not one address per row.
     """
+    return _write(path, {name: partial(_write_groups, channel=name, outbox=box) for name, box in outboxes.items()})
+
+
+def merge_outboxes(path: str | Path, paths: Sequence[Any], channel: str) -> dict[str, int]:
+    """Write one outbox with the rows that all of `paths` have on a channel; returns what `write_outbox` does.
+
+    A reader of the one gets the rows that it would get from the many, in the same order. Of the rows those of one
+    address are held at a time. ValueError when two producers disagree about the schema.
+    """
+    found = [(path, section) for path in paths if (section := _find_section(path, channel)) is not None]
+    return _write(path, {channel: partial(_merge_groups, channel=channel, found=found)})
+
+
+def _write(path: str | Path, sections: Mapping[str, Callable[[BinaryIO], np.ndarray]]) -> dict[str, int]:
     index: dict[str, tuple[int, int, int]] = {}
+    sent: dict[str, int] = {}
     with atomic_file(path) as file:
         file.write(MAGIC)
-        for channel in sorted(outboxes):
+        for channel in sorted(sections):
             start = _align(file)
-            addresses = _write_section(file, channel, outboxes[channel])
+            addresses = sections[channel](file)
             stop = file.tell()
             _align(file)
             file.write(addresses.astype("<u4").tobytes())
             index[channel] = (start, stop - start, len(addresses))
+            sent[channel] = int(addresses[0]) if len(addresses) == 1 else MANY if len(addresses) else NOBODY
         content = canonical_json(index)
         file.write(content + len(content).to_bytes(8, "little") + MAGIC)
+    return sent
 
 
 def _align(file: BinaryIO) -> int:
@@ -71,7 +92,7 @@ class _Section(io.RawIOBase):
         return self._file.write(data)
 
 
-def _write_section(file: BinaryIO, channel: str, outbox: Outbox) -> np.ndarray:
+def _write_groups(file: BinaryIO, channel: str, outbox: Outbox) -> np.ndarray:
     """Write the groups of one channel as an IPC file; returns the address of each group, ascending uint32."""
     rows = outbox.rows if isinstance(outbox.rows, pa.Table) else pa.Table.from_batches([outbox.rows])
     addresses, starts, rows = _grouped(channel, outbox.address, rows)
@@ -81,6 +102,26 @@ def _write_section(file: BinaryIO, channel: str, outbox: Outbox) -> np.ndarray:
             group = rows.slice(int(starts[i]), int(starts[i + 1] - starts[i])).combine_chunks()
             writer.write_batch(group.to_batches()[0])
     return addresses
+
+
+def _merge_groups(
+    file: BinaryIO, channel: str, found: Sequence[tuple[Any, tuple[pa.Buffer, np.ndarray]]]
+) -> np.ndarray:
+    """The same for what several producers wrote, in their order."""
+    readers = [pa.ipc.open_file(section) for _, (section, _) in found]
+    addresses = np.concatenate([mine for _, (_, mine) in found])
+    owners = np.repeat(np.arange(len(found)), [len(mine) for _, (_, mine) in found])
+    places = np.concatenate([np.arange(len(mine)) for _, (_, mine) in found])
+    order = np.argsort(addresses, kind="stable")
+    used, first = np.unique(addresses[order], return_index=True)
+    for reader, (path, _) in zip(readers, found, strict=True):
+        if not reader.schema.equals(readers[0].schema):
+            raise ValueError(f"{path}: channel {channel} has another schema than the producers before it")
+    with pa.ipc.new_file(pa.PythonFile(_Section(file), mode="w"), readers[0].schema) as writer:
+        for mine in np.split(order, first[1:]) if len(used) else ():
+            batches = [readers[owners[i]].get_batch(int(places[i])) for i in mine]
+            writer.write_batch(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
+    return used.astype(np.uint32)
 
 
 def _grouped(

@@ -23,8 +23,16 @@ from stages.readers import compression_of
 
 #: Of the CPUs of a cluster, those at work within a pass: stragglers at its end and lost nodes take the rest. Assumed.
 EFFICIENCY = 0.7
-#: Seconds of the driver for one task; tasks are sent one by one, so this cannot be shared. Measured (benchmarks/scale.py).
-DRIVER = 0.002
+#: Seconds of the driver for one task of a pass, and of a round, whose tasks travel together; only the driver sends tasks,
+#: so this cannot be shared. Measured (benchmarks/scale.py), Ray's part in it.
+DRIVER, DRIVER_SMALL = 0.002, 0.0003
+#: Behind each pass and round all wait for its slowest task: so many times what one takes on average, where there are
+#: enough of them for one to be slow. Assumed; the simulation (benchmarks/simulate.py) comes to the same hours.
+SLOWEST, ENOUGH = 10.0, 50
+#: The pass whose tasks are one for each source.
+TABLES = "write the tables of dropped documents"
+#: Rounds that see a sample of the text, so they do not grow with it.
+SAMPLED = "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,6 @@ class Rates:
     text_bytes: int
     seconds: dict[str, float]
     tasks: dict[str, int]
-
-    @property
-    def per_byte(self) -> float:
-        """CPU seconds for a byte of text, over all passes."""
-        return sum(self.seconds.values()) / self.text_bytes
 
 
 def read_rates(lines: Iterable[bytes]) -> Rates | None:
@@ -79,14 +82,18 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
             )
         )
     text = sum(inputs.text_bytes for inputs in plan.inputs.values())
-    work = rates.per_byte * text
-    driver = DRIVER * _tasks(plan, rates)
-    hours = (work / (nodes * cpus * EFFICIENCY) + driver) / 3600
-    alone = _longest(plan) * _first_pass(rates) / 3600
+    grown = {name: seconds / rates.text_bytes * _seen(plan, rates, name, text) for name, seconds in rates.seconds.items()}
+    tasks = _tasks(plan, rates)
+    work = sum(grown.values())
+    driver = sum((DRIVER_SMALL if _is_round(name) else DRIVER) * count for name, count in tasks.items())
+    waits = sum((SLOWEST if tasks[name] >= ENOUGH else 1.0) * grown[name] / tasks[name] for name in grown if name != TABLES)
+    hours = (work / (nodes * cpus * EFFICIENCY) + driver + waits) / 3600
+    largest = max(inputs.text_bytes for inputs in plan.inputs.values()) / text if text else 0.0
+    alone = max(_longest(plan) * _first_pass(rates), grown.get(TABLES, 0.0) * largest) / 3600
     scratch = SCRATCH_PER_BYTE * text
     rows = [
-        (name, f"{1e6 * seconds / rates.text_bytes:.3f}", span(seconds / rates.text_bytes * text / (nodes * cpus * EFFICIENCY)))
-        for name, seconds in _grouped(rates)
+        (name, f"{1e6 * seconds / max(text, 1):.3f}", span(seconds / (nodes * cpus * EFFICIENCY)))
+        for name, seconds in _grouped(grown)
     ]
     lines = [
         f"on {nodes:,} nodes of {cpus} CPUs, by rates measured on {size(rates.text_bytes)} of text in {rates_from}",
@@ -95,7 +102,7 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
         "",
         f"text      about {size(text)}",
         f"time      {span(3600 * max(hours, alone))}   ({work / 3600:,.1f} CPU hours with {100 * EFFICIENCY:.0f} % of the CPUs at work, "
-        f"and {span(driver)} of the driver)",
+        f"{span(driver)} of the driver, {span(waits)} of waiting for the slowest task of each pass and round)",
         f"scratch   {size(scratch)} in {plan.out / 'work'}, {size(scratch / nodes)} for each node",
     ]
     if alone > hours:
@@ -110,20 +117,33 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
     return "\n".join(lines), data
 
 
-def _grouped(rates: Rates) -> list[tuple[str, float]]:
+def _grouped(seconds: dict[str, float]) -> list[tuple[str, float]]:
     """The rounds of a global stage as one line."""
     found: dict[str, float] = {}
-    for name, seconds in rates.seconds.items():
-        stage = name.partition(": ")[0] if ": " in name and "→" not in name else name
-        found[stage] = found.get(stage, 0.0) + seconds
+    for name, each in seconds.items():
+        stage = name.partition(": ")[0] if _is_round(name) else name
+        found[stage] = found.get(stage, 0.0) + each
     return list(found.items())
 
 
-def _tasks(plan: Plan, rates: Rates) -> float:
-    """Tasks of all passes and rounds. Those that ran once for each part then will do so again; the others stay few."""
+def _seen(plan: Plan, rates: Rates, name: str, text: int) -> float:
+    """Bytes of text that a pass or round works on, as a multiple of what it did in the build with the rates."""
+    if not name.startswith(f"{SAMPLED}: "):
+        return text
+    most = plan.corpus.tokenizer.train_on
+    return min(text, most) / min(rates.text_bytes, most) * rates.text_bytes
+
+
+def _tasks(plan: Plan, rates: Rates) -> dict[str, int]:
+    """Tasks of each pass and round. Those that ran once for each part then will do so again; the others stay few."""
     parts = sum(len(inputs.tasks) for inputs in plan.inputs.values())
     first = next(count for name, count in rates.tasks.items() if name.startswith("read"))
-    return sum(parts if count == first else count for count in rates.tasks.values())
+    return {name: parts if count == first and name != TABLES else count for name, count in rates.tasks.items()}
+
+
+def _is_round(name: str) -> bool:
+    """Whether a set of tasks is a round of a global stage (`minhash-dedup: stars`), not a pass (`read → rules`)."""
+    return ": " in name and "→" not in name
 
 
 def _first_pass(rates: Rates) -> float:

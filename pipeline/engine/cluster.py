@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine.executor import Failed, Finished, Happening, Needs, Yielded, return_memory
+from pipeline.engine.head import Head
 from stages.contract.problem import Problem, RunError
 from stages.storage.cache import release
 
@@ -71,7 +72,10 @@ class OnRay:
         self._workers = workers
         self._dashboard = dashboard
         self._remote: Any = None
+        self._head: Head | None = None
+        self._callers: dict[tuple[str, float, float, int], Any] = {}
         self._running: dict[Any, _Running] = {}
+        self._ready: deque[Any] = deque()  # of those that have something to say; asking after all of them takes a while
         self._shared: tuple[Any, Any] = (None, None)  # what tasks have in common, and where Ray has it
         self._seconds: dict[str, float] = defaultdict(float)  # by kind of task
         self._amounts: dict[str, float] = defaultdict(float)
@@ -115,7 +119,15 @@ class OnRay:
                 )
             ) from error
         self._remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(_run)
+        local = str(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
+        self._head = Head(ray.get_runtime_context().gcs_address, local, spoken_for=self._address != "local")
+        self._looked = time.monotonic()
         self._measure()
+
+    @property
+    def _joined(self) -> Head:
+        assert self._head is not None
+        return self._head
 
     def _measure(self) -> None:
         """Notes how large the cluster is now; nodes come and go."""
@@ -131,15 +143,23 @@ class OnRay:
         """Sends a task; starts Ray if this is the first."""
         if self._remote is None:
             self._start()
+        self._joined.check_line()
         needs: Needs = getattr(task, "needs", Needs())
-        options: dict[str, Any] = {"name": task.name, "num_cpus": needs.cpus}
-        if needs.gpus:
-            options["num_gpus"] = needs.gpus
-        if self._largest:  # an embedded Ray has the workers that the user asked for, whatever they need
-            options["memory"] = min(needs.memory, int(0.9 * self._largest))
+        # An embedded Ray has the workers that the user asked for, whatever they need.
+        memory = min(needs.memory, int(0.9 * self._largest)) if self._largest else 0
         sent, common = self._split(task)
-        stream = self._remote.options(**options).remote(sent, common)
+        stream = self._caller(_kind(task).strip(), needs.cpus, needs.gpus, memory)(sent, common)
         self._running[stream] = _Running(task, time.monotonic())
+
+    def _caller(self, name: str, cpus: float, gpus: float, memory: int) -> Any:
+        """What sends a task of such needs. Ray takes longer to check the needs of a task than to send it."""
+        key = name, cpus, gpus, memory
+        if key not in self._callers:
+            options: dict[str, Any] = {"name": name, "num_cpus": cpus}
+            options |= {"num_gpus": gpus} if gpus else {}
+            options |= {"memory": memory} if memory else {}
+            self._callers[key] = self._remote.options(**options).remote
+        return self._callers[key]
 
     def _split(self, task: Any) -> tuple[Any, list[Any]]:
         """The task without what it has in common with others, and where Ray has that; it is put there once."""
@@ -162,12 +182,16 @@ class OnRay:
             return None
         import ray
 
+        self._joined.check_line()
         if time.monotonic() - self._looked > LOOK:
             self._look()
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
-        if not ready:
-            return None
-        return self._hear(ready[0])
+        if not self._ready:
+            streams = list(self._running)
+            ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0)
+            if not ready:
+                ready, _ = ray.wait(streams, num_returns=1, timeout=timeout)
+            self._ready.extend(ready)
+        return self._hear(self._ready.popleft()) if self._ready else None
 
     def _hear(self, stream: Any) -> Happening | None:
         import ray
@@ -213,6 +237,8 @@ class OnRay:
         import ray
 
         self._looked = now = time.monotonic()
+        if not self._joined.answers():
+            return
         self._measure()
         for stream, one in self._running.items():
             if one.heard is None or one.overdue:
@@ -245,18 +271,21 @@ class OnRay:
             return
         import ray
 
-        for stream in self._running:
-            ray.cancel(stream, force=True)
+        self._joined.leave()
+        if not self._joined.gone:
+            for stream in self._running:
+                ray.cancel(stream, force=True)
+            ray.shutdown()
         self._running.clear()
+        self._ready.clear()
         self._shared = (None, None)
-        ray.shutdown()
         self._remote = None
 
 
 def _kind(task: Any) -> str:
     """Tasks of one kind are comparable: the same class, and of a superstep the same step."""
-    common = getattr(task, "common", None)
-    return f"{type(task).__name__} {common.step.name if common is not None else ''}"
+    step = getattr(getattr(task, "common", None), "step", None)
+    return f"{type(task).__name__} {step.name if step is not None else ''}"
 
 
 def _amount(task: Any) -> float:

@@ -19,6 +19,7 @@ import orjson
 
 from pipeline.engine.executor import Executor, Failed, Finished, Yielded
 from pipeline.engine.records import PassRecord
+from pipeline.engine.several import Several, together
 from pipeline.engine.store import Store
 from pipeline.engine.task import PassTask
 from pipeline.events import Events, Interrupted, PassDone, PassStarted, TaskDone, WorkerDied
@@ -91,9 +92,9 @@ class Driver:
         each after the running tasks have come to an end, so that nothing done is lost.
         """
         total = len(tasks) if count is None else count  # type: ignore[arg-type]
-        coming = iter(tasks)
+        coming = together(tasks, total, self.executor.slots) if minor else iter(tasks)
         again_first: deque[Any] = deque()
-        left = total
+        ended = total == 0
         started = time.monotonic()
         self.events(PassStarted(name, total + cached, cached, minor))
         deaths: Counter[str] = Counter()
@@ -101,12 +102,12 @@ class Driver:
         results: Counter[str] = Counter()  # of each task in its present attempt
         failures: list[Failed] = []
         self._poison = None
-        while left or again_first or self.executor.running():
+        while not ended or again_first or self.executor.running():
             while self.executor.running() < self.executor.slots and not self._halted(failures):
-                if not again_first and not left:
+                task = again_first.popleft() if again_first else next(coming, None)
+                if task is None:
+                    ended = True
                     break
-                left -= not again_first
-                task = again_first.popleft() if again_first else next(coming)
                 if isinstance(task, PassTask) and (deaths[task.key] or not self.store.remote):
                     task = replace(task, attempt=f"crumb-{task.key[:24]}")  # on a store a crumb is a request
                 self.executor.submit(task)
@@ -115,12 +116,15 @@ class Driver:
             happening = self.executor.next(WAIT_SECONDS)
             self.store.tick()
             if isinstance(happening, Yielded):
-                results[happening.task.key] += 1
-                on_result(happening.task, happening.result)
-                self._report(name, happening)
+                for one in _each(happening, results):
+                    on_result(one.task, one.result)
+                    self._report(name, one)
             elif isinstance(happening, Finished):
                 results.pop(happening.task.key, None)
             elif isinstance(happening, Failed):
+                if isinstance(happening.task, Several):
+                    again_first += self._after_several(name, happening, failures, results)
+                    continue
                 again = self._after_failure(name, happening, deaths, results)
                 if again is not None:
                     again_first.append(again)
@@ -171,6 +175,17 @@ class Driver:
         careful = crumb["batch"] if crumb is not None and n >= DEATHS_BEFORE_CARE else None
         return replace(task, careful=careful, committed=task.committed + results.pop(task.key, 0))
 
+    def _after_several(
+        self, name: str, failed: Failed, failures: list[Failed], results: Counter[str]
+    ) -> list[Any]:
+        """Of small tasks that travelled as one, those to send again, now one by one; notes the one that raised."""
+        left = failed.task.behind(results.pop(failed.task.key, 0))
+        if failed.error is not None:
+            failures.append(replace(failed, task=left[0]))
+            return []
+        self.events(WorkerDied(name, failed.task.name, 1, failed.detail))
+        return left
+
     def _crumb(self, task: PassTask) -> dict | None:
         if not task.attempt:
             return None
@@ -178,6 +193,18 @@ class Driver:
             return orjson.loads((self.store.tmp / task.attempt).read_bytes())
         except (OSError, ValueError):
             return None
+
+
+def _each(happening: Yielded, results: Counter[str]) -> Iterator[Yielded]:
+    """The results that came, each with its task; counts them by the key of what was sent."""
+    sent = happening.task
+    if not isinstance(sent, Several):
+        results[sent.key] += 1
+        yield happening
+        return
+    for result in happening.result:
+        results[sent.key] += 1
+        yield Yielded(sent.single(results[sent.key] - 1), result, happening.seconds / len(happening.result))
 
 
 def _as_run_error(name: str, failures: list[Failed]) -> RunError:

@@ -55,7 +55,7 @@ class Reading:
     ) -> None:
         self._inputs = inputs
         self._folder = str(folder)
-        settings = {k: v for k, v in vars(inputs.settings).items() if k != "batch_bytes"}
+        settings = {k: v for k, v in vars(inputs.settings).items() if k not in ("batch_bytes", "access")}
         self._settings = canonical_json(settings).decode()
         self._recipes: dict[tuple[str | None, str | None], bytes] = {}
         tokenizer = given_tokenizer(corpus) if first.encodes else None
@@ -67,18 +67,16 @@ class Reading:
             if one["source"] == inputs.source:
                 self._bad.setdefault(one["uri"], []).append(one["record"])
 
-    def task(self, work: InputTask) -> PassTask:
-        """The task for a stretch of input files. Its key says where they are and what is done to them, not what they hold."""
+    def key(self, work: InputTask) -> str:
+        """The key of the task for a stretch of input files: where they are and what is done to them, not what they hold."""
+        bad = (f"{uri}\0{record}" for uri, record in self._quarantined(work))
+        return digest(work.key(self._settings), self._recipe(work.slices[0].slice.uri), self._pass, *bad)
+
+    def task(self, work: InputTask, key: str, committed: int = 0) -> PassTask:
+        """The task for a stretch of input files, whose key is known; it goes on behind so many parts."""
         source = self._inputs.source
-        uris = dict.fromkeys(s.slice.uri for s in work.slices)
-        bad = [(uri, record) for uri in sorted(uris.keys() & self._bad.keys()) for record in self._bad[uri]]
         return PassTask(
-            key=digest(
-                work.key(self._settings),
-                self._recipe(work.slices[0].slice.uri),
-                self._pass,
-                *(f"{uri}\0{record}" for uri, record in bad),
-            ),
+            key=key,
             name=work.name,
             source=source,
             folder=self._folder,
@@ -86,8 +84,16 @@ class Reading:
             rows=self._rows,
             emits=self._emits,
             encoding=self._encoding,
-            quarantined=frozenset(document_id(source, uri, record) for uri, record in bad),
+            quarantined=frozenset(document_id(source, uri, record) for uri, record in self._quarantined(work)),
+            committed=committed,
         )
+
+    def _quarantined(self, work: InputTask) -> list[tuple[str, int]]:
+        """The places of records in these files that are not taken, in order."""
+        if not self._bad:
+            return []
+        uris = {s.slice.uri for s in work.slices}
+        return [(uri, record) for uri in sorted(uris & self._bad.keys()) for record in self._bad[uri]]
 
     def _recipe(self, uri: str) -> bytes:
         """What else reading a file of this kind depends on."""
@@ -122,7 +128,7 @@ def done_before(plan: Plan, journal: Journal) -> tuple[int, int]:
     for inputs in plan.inputs.values():
         reading = Reading(plan.corpus, plan.passes[0], journal.work, inputs, quarantine)
         for work in inputs.tasks:
-            key = reading.task(work).key
+            key = reading.key(work)
             good += recorded(journal, key, inputs, work) is not None
             total += 1
     return good, total

@@ -34,7 +34,7 @@ class Lock:
         self._work = work
         self._remote = isinstance(work, Address)
         self._lost = False
-        self._looked = time.monotonic()
+        self._looked = 0.0  # the time of the folder, or of the clock, at the last look
         self._stop = threading.Event()
         self._owner = {
             "host": socket.gethostname(),
@@ -73,10 +73,11 @@ class Lock:
         return True
 
     def check(self) -> None:
-        """Raises RunError if another driver has taken over."""
-        if not self._remote or time.monotonic() - self._looked > LOOK_SECONDS:
+        """Raises RunError if another driver has taken over. On a disk the folder's time tells whether to look."""
+        now = time.monotonic() // LOOK_SECONDS if self._remote else os.stat(self._work).st_mtime_ns
+        if now != self._looked:
+            self._looked = now
             self._lost = self._lost or self._newer()
-            self._looked = time.monotonic()
         if self._lost:
             raise RunError(
                 Problem(

@@ -49,6 +49,8 @@ class ReadOrigin:
         A damaged file of a bundle gives nothing under `on_damaged: skip`; that of a task of its own is
         given up by the driver, since parts of it may have gone out already.
         """
+        if self.settings.access is not None:
+            self.settings.access.allow()
         bundle = len(self.slices) > 1
         for item in self.slices:
             if bundle and self.settings.on_damaged == "skip":

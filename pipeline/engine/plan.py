@@ -12,9 +12,10 @@ from pipeline.engine.passes import Pass, label_stages, plan_passes
 from pipeline.engine.uses import StageUse
 from pipeline.output.against import check_references
 from pipeline.trained import trainer
-from stages.contract.problem import Problem, SpecError
+from stages.contract.problem import GristmillError, Problem, SpecError, Where
 from stages.readers import FORMATS, list_files
-from stages.storage.address import located
+from stages.storage.address import is_address, located
+from stages.storage.patience import without_secrets
 
 TOKENIZER = "tokenizer"  # the label of the stage that trains one
 LARGE = 1 << 30  # an unsplittable file above this is named
@@ -36,6 +37,16 @@ class Plan:
     def labels(self) -> list[str]:
         """What `--until` may name."""
         return [label for plan in self.passes for label in plan.labels()]
+
+
+def _refused(name: str, error: Exception, where: Where | None) -> Problem:
+    """A store that does not take what it was given: credentials that are missing or wrong, an option it does not know."""
+    return Problem(
+        "D005",
+        f"sources.{name}: the store cannot be opened: {type(error).__name__}: {without_secrets(str(error))}",
+        where,
+        (f"sources.{name}.storage_options and the environment say how; docs/clusters.md lists the variables",),
+    )
 
 
 def make_plan(corpus: Corpus) -> Plan:
@@ -66,10 +77,16 @@ def _list(corpus: Corpus, name: str) -> tuple[SourceInputs, list[Problem]]:
     where = corpus.where(("sources", name, "path"))
     settings = source.settings(name)
     inputs = SourceInputs(name, settings)
+    if settings.access is not None:
+        settings.access.allow()
     try:
         listing = list_files(list(source.path), str(Path(corpus.file).parent), source.format)
     except (OSError, ValueError) as error:
         return inputs, [Problem("D005", f"sources.{name}: {error}", where)]
+    except Exception as error:
+        if isinstance(error, GristmillError) or not any(is_address(path) for path in source.path):
+            raise
+        return inputs, [_refused(name, error, where)]  # what the libraries of stores raise has no kind in common
     inputs.skipped = listing.reasons()
     inputs.files = len(listing.files)
     inputs.bytes = sum(file.size for file in listing.files)

@@ -169,25 +169,43 @@ class EmitRecord(Record):
 
 
 class StepRecord(Record):
-    """The outbox of one superstep task."""
+    """The outbox of one superstep task. `sends`: channel -> the address of its rows, `exchange.MANY` or `NOBODY`."""
 
     file: FileRef
+    sends: dict[str, int]
     counters: dict[str, int] = {}
 
     def files(self) -> list[FileRef]:
         return [self.file]
 
 
+class Routes(Record):
+    """The outboxes that have rows of one channel, in the order of their producers, and for whom.
+
+    to_one   address -> places in `boxes` of those that send to nobody else
+    to_many  places of those that send to several addresses
+    """
+
+    boxes: tuple[FileRef, ...] = ()
+    to_one: dict[int, tuple[int, ...]] = {}
+    to_many: tuple[int, ...] = ()
+
+    def of(self, address: int) -> list[FileRef]:
+        """The boxes that may have rows for an address; if none has, one box of the channel, for its schema."""
+        places = sorted((*self.to_many, *self.to_one.get(address, ())))
+        return [self.boxes[place] for place in places] or list(self.boxes[:1])
+
+
 class FactsRecord(Record):
-    """What a global stage decided, per part index; `outboxes` hold the evidence."""
+    """What a global stage decided, per part index; where the evidence of each part is."""
 
     facts: dict[int, FileRef] = {}
-    evidence: tuple[FileRef, ...] = ()
+    evidence: Routes = Routes()
     artifact: dict[str, FileRef] = {}
     counters: dict[str, int] = {}
 
     def files(self) -> list[FileRef]:
-        return [*self.facts.values(), *self.evidence, *self.artifact.values()]
+        return [*self.facts.values(), *self.evidence.boxes, *self.artifact.values()]
 
 
 class AdoptRecord(Record):

@@ -6,7 +6,7 @@ excerpts are added up as parts are booked, in canonical order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,12 +113,19 @@ class BuildState:
     )  # of damaged files that are skipped: only their accounts count
     ledgers: dict[str, Ledger] = field(default_factory=dict)  # by source
     boundaries: list[BoundaryState] = field(default_factory=list)
-    input_files: dict[str, list[tuple[InputSlice, bytes]]] = field(
+    input_digests: dict[str, bytearray] = field(
         default_factory=dict
-    )  # source -> each stretch that was read, and the SHA-256 of its stored bytes
+    )  # source -> the SHA-256 of each stretch that was read, one behind the other in the order of its tasks
     damaged: list[dict] = field(default_factory=list)
     quarantine: list[dict] = field(default_factory=list)
     ran: dict[str, int] = field(default_factory=dict)  # name of a set of tasks -> tasks that really ran
+
+    def input_files(self, source: str) -> Iterator[tuple[InputSlice, str]]:
+        """Each stretch of the files of a source, and the SHA-256 of its stored bytes; none for what is no source."""
+        if source in self.input_digests:
+            digests = self.input_digests[source]
+            slices = (one for task in self.inputs[source].tasks for one in task.slices)
+            yield from ((one, digests[32 * n : 32 * n + 32].hex()) for n, one in enumerate(slices))
 
     def ledger(self, source: str) -> Ledger:
         """The accounts of a source."""

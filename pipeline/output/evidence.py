@@ -15,9 +15,9 @@ SHOWN = 80  # characters of a text
 
 def example_pairs(data: Any, boundary: BoundaryState, indices: Sequence[int], number: int = 3) -> list[str]:
     """Lines for people: the first dropped documents of some parts, each with the document kept instead."""
-    paths = [data / file.name for file in boundary.facts.evidence]
     lines: list[str] = []
     for index in indices:
+        paths = [data / file.name for file in boundary.facts.evidence.of(index)]
         table = read_inbox(paths, "evidence", index).slice(0, number - len(lines))
         proofs = table.to_pylist() if table.num_columns else []
         dropped = documents_at(data, boundary.parts[index], [proof["row"] for proof in proofs])

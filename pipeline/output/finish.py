@@ -119,12 +119,12 @@ def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
         boundaries = tuple(
             Boundary(b.use.label, b.facts.evidence, tuple(sorted(b.parts.items())))
             for b in state.boundaries
-            if b.facts.evidence and isinstance(b.use.stage, GlobalStage) and b.use.stage.runs_on(source)
+            if b.facts.evidence.boxes and isinstance(b.use.stage, GlobalStage) and b.use.stage.runs_on(source)
         )
         for index, part in enumerate(state.parts):
             if part.source == source:
                 files += [(file, index) for file in part.dropped]
-        marks = [[f.digest for f, _ in files], [[f.digest for f in b.outboxes] for b in boundaries]]
+        marks = [[f.digest for f, _ in files], [[f.digest for f in b.evidence.boxes] for b in boundaries]]
         key = digest("dropped", source, canonical_json(marks))
         record = build.store.get(key, TableRecord)
         if record is not None:
@@ -238,7 +238,7 @@ def _manifest(
 def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntry:
     """What the manifest says of one member."""
     train, held = member.entries(build.corpus.output.layout)
-    files = state.input_files.get(member.source, [])
+    files = list(state.input_files(member.source))
     return SourceEntry(
         uid=source_uid(member.name),
         digest=source_digest(train),
@@ -255,7 +255,7 @@ def _source_entry(build: Build, state: BuildState, member: Member) -> SourceEntr
             files=len({one.slice.uri for one, _ in files}),
             bytes=sum({one.slice.uri: one.size for one, _ in files}.values()),
             digest=digest(
-                canonical_json(sorted([s.slice.uri, s.slice.start, s.slice.end, sha.hex()] for s, sha in files))
+                canonical_json(sorted([s.slice.uri, s.slice.start, s.slice.end, sha] for s, sha in files))
             ),
         ),
         funnel=_funnel(build, state, member),

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.engine.records import FileRef, Part, RowsRecord, ShardRecord, TableRecord
+from pipeline.engine.records import FileRef, Part, Routes, RowsRecord, ShardRecord, TableRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
 from pipeline.engine.state import Outcome
 from pipeline.engine.work import Work
@@ -287,7 +287,7 @@ class Boundary:
     """The evidence of one global stage: whom each dropped document was dropped for."""
 
     label: str
-    outboxes: tuple[FileRef, ...]
+    evidence: Routes
     parts: tuple[tuple[int, Part], ...]  # every part that took part, by index
 
 
@@ -323,13 +323,13 @@ class Survivors:
     """Looks up who was kept for a dropped row."""
 
     def __init__(self, data: Any, boundary: Boundary) -> None:
-        self._paths = [data / file.name for file in boundary.outboxes]
+        self._data, self._routes = data, boundary.evidence
         self._parts = dict(boundary.parts)
         self._ids = lru_cache(maxsize=64)(lambda index: part_column(data, self._parts[index], "id"))
         self._evidence = lru_cache(maxsize=4)(self._read)
 
     def _read(self, index: int) -> dict[int, tuple[int, int, float]]:
-        table = read_inbox(self._paths, "evidence", index)
+        table = read_inbox([self._data / file.name for file in self._routes.of(index)], "evidence", index)
         if not table.num_columns:
             return {}
         columns = [

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stages.readers.guess import guess_format, is_url, without_compression
 from stages.readers.tree import SKIPPED_FOLDERS, is_binary_name, is_tree_text
+from stages.storage.access import options_of
 from stages.storage.patience import patiently
 
 _WILD = re.compile(r"[*?\[{]")
@@ -266,7 +267,7 @@ class _Remote:
     def __init__(self, url: str) -> None:
         import fsspec
 
-        self._fs: Any = fsspec.core.url_to_fs(url)[0]
+        self._fs: Any = fsspec.core.url_to_fs(url, **options_of(url))[0]
         self._fs.invalidate_cache()  # what another process has put there since must be seen
 
     def _ask(self, word: str, path: str, **options: Any) -> Any:

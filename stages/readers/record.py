@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from stages.storage.access import Access
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -66,6 +69,7 @@ class ReadSettings:
     on_damaged    what the caller does with a `Damaged`; readers only report it
     max_document  bytes of UTF-8 of one text
     batch_bytes   a batch closes before it holds more text than this; a larger document is alone in its batch
+    access        how the store behind its addresses is opened, where the environment does not say it all
     """
 
     source: str
@@ -78,6 +82,7 @@ class ReadSettings:
     on_damaged: Literal["skip", "stop", "keep-good-part"] = "skip"
     max_document: int = 64 * MIB
     batch_bytes: int = 8 * MIB
+    access: Access | None = None
 
 
 class Reject(NamedTuple):

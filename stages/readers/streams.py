@@ -19,6 +19,7 @@ import zstandard
 from stages.readers.frames import Frame, zstd_frames
 from stages.readers.guess import compression_of, is_url
 from stages.readers.record import KIB, MIB, DamagedStream
+from stages.storage.access import options_of
 from stages.storage.address import Address, is_address
 
 BLOCK = MIB
@@ -34,7 +35,7 @@ def open_stored(path: str) -> BinaryIO:
     if "::" in path or not is_address(path):
         import fsspec
 
-        return cast(BinaryIO, fsspec.open(path, "rb").open())
+        return cast(BinaryIO, fsspec.open(path, "rb", **options_of(path)).open())
     return Address(path).open()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import json
 import os
 import posixpath
 import re
@@ -18,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+from stages.storage.access import options_of
 from stages.storage.blocks import Blocks
 from stages.storage.cache import cache
 from stages.storage.patience import patiently
@@ -47,11 +49,12 @@ def located(text: str | os.PathLike[str] | Address) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _file_system(protocol: str, pid: int) -> Any:  # noqa: ARG001 - a client does not survive a fork
+def _file_system(protocol: str, options: str, pid: int) -> Any:  # noqa: ARG001 - a client does not survive a fork
+    """The client of a store; `options` as JSON."""
     import fsspec
 
-    options = {"use_listings_cache": False} if protocol != "memory" else {}
-    return fsspec.filesystem(protocol, **options)
+    fixed = {"use_listings_cache": False} if protocol != "memory" else {}
+    return fsspec.filesystem(protocol, **json.loads(options), **fixed)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Address:
 
     @property
     def _fs(self) -> Any:
-        return _file_system(self._url.partition("://")[0], os.getpid())
+        return _file_system(self._url.partition("://")[0], json.dumps(options_of(self._url), sort_keys=True), os.getpid())
 
     @property
     def _key(self) -> str:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from stages.contract.problem import Problem, RunError
 from stages.contract.scalars import secret_name
+from stages.storage.access import known_secrets
 
 #: Seconds after which a store that does not answer is an error: longer than the outages that stores have every day.
 LIMIT = 300.0
@@ -70,8 +71,9 @@ def _denied(error: OSError) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """The text with the values of secrets of this process's environment as stars."""
-    for name, value in os.environ.items():
-        if len(value) >= 8 and secret_name(name):
+    """The text with the secrets of this process's environment, and of the options of its sources, as stars."""
+    told = (value for name, value in os.environ.items() if secret_name(name))
+    for value in (*told, *known_secrets()):
+        if len(value) >= 8:
             text = text.replace(value, "***")
     return text

@@ -56,10 +56,11 @@ def ray_head(folder: Path, **environment: str) -> Iterator[str]:
             time.sleep(0.2)
         yield address
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             head.wait(3)
-        _kill_all_of(folder)
+        kill_all_of(folder)
         log.close()
 
 
@@ -71,8 +72,17 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _kill_all_of(folder: Path) -> None:
-    """Ends what is left of a head: every process whose command line names its folder."""
+def ray_address(folder: Path) -> str:
+    """What drivers join the head by that was started in a folder: `host:port`. Its dashboard may answer before it is known."""
+    until = time.monotonic() + STARTS_WITHIN
+    while not (folder / "ray_current_cluster").exists():
+        assert time.monotonic() < until, (folder / "head.log").read_text()
+        time.sleep(0.05)
+    return (folder / "ray_current_cluster").read_text().strip()
+
+
+def kill_all_of(folder: Path) -> None:
+    """Ends what there is of a head: every process whose command line names its folder."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:

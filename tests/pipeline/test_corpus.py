@@ -273,3 +273,18 @@ def test_the_schema_agrees_with_the_reader(read):
     for bad in ("stagez: []", "stages: [normalise]", "stages: [{exact-dedup: {scop: all}}]", "stages: [{a: 1, b: 2}]",
                 "seed: -1", "run: {workers: many}", "output: {path: out, shard_tokens: 128MB}"):  # fmt: skip
         assert schema_findings(NO_STAGES.replace("stages: []\n", "") + bad + "\n")
+
+
+def test_a_place_is_opened_in_one_way(wrong):
+    text = """\
+name: a
+sources:
+  web: {path: "s3://b/web/*.jsonl", storage_options: {anon: true}}
+  more: {path: ["s3://b/web/*.jsonl.zst"], storage_options: {profile: me}}
+  books: {path: "s3://b/books/*.jsonl", storage_options: {profile: me}}
+output: {path: out}
+"""
+    problems = wrong(text)
+    assert [p.code for p in problems] == ["C017"]
+    assert problems[0].message == "sources.web and sources.more open s3://b/web/ with different storage_options"
+    assert problems[0].where.line == 4

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from pipeline.events import Event, Quarantined, WorkerDied
 from stages.contract.manifest import load_manifest
 from stages.contract.problem import RunError
 from tests.pipeline import poison
-from tests.pipeline.corpora import document, run_build, snapshot, write_config, write_jsonl
+from tests.pipeline.corpora import document, make_inputs, run_build, snapshot, write_config, write_jsonl
 
 
 def make(folder: Path, texts: list[str], stage: str) -> Path:
@@ -116,3 +120,48 @@ def test_a_worker_that_dies_once_is_replaced(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert sum(isinstance(e, WorkerDied) for e in heard) == 1
     assert not os.path.exists(tmp_path / "out" / "quarantine.jsonl")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], int]:
+    """Inputs, what a build with room makes of them, and the bytes that it leaves."""
+    folder = tmp_path_factory.mktemp("room")
+    make_inputs(folder / "in", files=8, documents=60)
+    run_build(write_config(folder, folder / "in"))
+    left = {path.stat().st_ino: path.stat().st_blocks * 512 for path in (folder / "out").rglob("*")}
+    return folder / "in", snapshot(folder / "out"), sum(left.values())
+
+
+@contextmanager
+def small_disk(place: Path, size: int) -> Iterator[None]:
+    """A file system of so many bytes at a place; skips where nobody may make one."""
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("mounting takes rights that this user has not")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_full_disk_is_named_and_what_is_done_stays(
+    reference: tuple[Path, dict[str, str], int], tmp_path: Path, share: float
+) -> None:
+    inputs, expected, needed = reference
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    config = write_config(tmp_path, inputs, out=str(disk / "out"))
+    command = [sys.executable, "-m", "pipeline.cli", "build", "-q", "--inline", str(config)]
+    with small_disk(disk, int(share * needed)):
+        full = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert full.returncode == 1, full.stderr
+        assert "error[R005]" in full.stderr
+        assert "no room left on the disk" in full.stderr
+        assert "free some space and run again: what is done stays" in full.stderr
+        assert "Traceback" not in full.stderr
+        assert not (disk / "out" / "manifest.json").exists()
+        subprocess.run(["mount", "-o", f"remount,size={4 * needed}", str(disk)], check=True)
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stderr
+        assert snapshot(disk / "out") == expected

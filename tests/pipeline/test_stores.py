@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from pipeline.engine.lock import owner_of
 from pipeline.engine.store import Store
-from stages.contract.problem import RunError
+from pipeline.events import Event, TaskDone
+from stages.contract.problem import RunError, SpecError
 from stages.storage.address import Address
 from tests.pipeline.corpora import STAGES, make_inputs, run_build, snapshot, write_config
 from tests.store import CREDENTIALS, bad_line, forget_clients, s3_server
@@ -94,6 +96,69 @@ def test_inputs_and_output_on_a_store(reference: tuple[Path, dict[str, str]], st
         assert CREDENTIALS["AWS_ACCESS_KEY_ID"].encode() not in content, address
 
 
+def without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*CREDENTIALS, "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    forget_clients()
+
+
+def test_options_of_a_source_open_its_store_and_no_secret_is_shown(
+    reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment knows nothing: where the store is and who asks stands in the config."""
+    inputs, expected = reference
+    put_inputs(inputs, store)
+    secret = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+    options = f"{{endpoint_url: '{endpoint}', key: {CREDENTIALS['AWS_ACCESS_KEY_ID']}, secret: {secret}}}"
+    config = config_on(tmp_path, store)
+    text = config.read_text().replace(str(store / "out"), "out")
+    config.write_text(text.replace(".jsonl", f".jsonl, storage_options: {options}"))
+    without_environment(monkeypatch)
+    said = ""
+    for words in (("check", "--origins"), ("plan",), ("build", "--inline", "-v", "--log", str(tmp_path / "log"))):
+        done = subprocess.run([*command(words[0]), str(config), *words[1:]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout + done.stderr
+    assert secret not in said
+    assert snapshot(tmp_path / "out") == expected
+    for path in (tmp_path / "out").rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    assert secret not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("{secret: s3cr3t-9}", r"sources\.web: the store cannot be opened: PartialCredentialsError"),
+        ("{colour: red, secret: s3cr3t-9}", r"sources\.web: the store cannot be opened: TypeError: .*colour"),
+    ],
+)
+def test_options_that_are_wrong_name_the_source_and_not_the_secret(
+    options: str, said: str, store: Address, tmp_path: Path
+) -> None:
+    config = config_on(tmp_path, store)
+    text = config.read_text().replace(str(store / "out"), "out")
+    config.write_text(text.replace(".jsonl", f".jsonl, storage_options: {options}"))
+    with pytest.raises(SpecError, match=said) as error:
+        run_build(config)
+    assert "s3cr3t-9" not in str(error.value)
+    assert error.value.problems[0].where is not None
+
+
+def test_the_library_may_be_told_by_its_own_variables(store: Address, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store / "in" / "web" / "a.jsonl").write_bytes(b'{"text": "one"}\n')
+    (store / "in" / "books" / "b.jsonl").write_bytes(b'{"text": "two"}\n')
+    config = config_on(tmp_path, store)
+    config.write_text(config.read_text().replace(str(store / "out"), "out"))
+    without_environment(monkeypatch)
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("FSSPEC_S3_KEY", CREDENTIALS["AWS_ACCESS_KEY_ID"])
+    monkeypatch.setenv("FSSPEC_S3_SECRET", CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+    done = subprocess.run([*command("plan"), str(config)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 files" in done.stdout
+
+
 @pytest.mark.long
 def test_killed_on_a_store_and_run_again(reference: tuple[Path, dict[str, str]], store: Address, tmp_path: Path) -> None:
     inputs, expected = reference
@@ -128,6 +193,39 @@ def test_a_bad_line_changes_nothing(
         run_build(config)
         assert line.refused > 5
         assert line.cut > 5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    forget_clients()
+    assert fetched(store, tmp_path / "got") == expected
+
+
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_a_store_that_is_away_for_a_while_changes_nothing(
+    seconds: float, reference: tuple[Path, dict[str, str]], store: Address, endpoint: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It answers 503 to everything, from the first result of the build on."""
+    inputs, _ = reference
+    put_inputs(inputs, store)
+    run_build(write_config(tmp_path / "disk", inputs, "  - normalize\n"))
+    expected = snapshot(tmp_path / "disk" / "out")
+    config = config_on(tmp_path, store, "  - normalize\n")
+
+    with bad_line(endpoint, every=1 << 30) as line:
+
+        class Outage(list[Event]):
+            def append(self, event: Event) -> None:
+                super().append(event)
+                if isinstance(event, TaskDone) and line.refused <= 1:
+                    line.down = True
+                    threading.Timer(seconds, setattr, (line, "down", False)).start()
+
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.endpoint)
+        forget_clients()
+        heard = Outage()
+        started = time.monotonic()
+        run_build(config, heard=heard)
+        assert time.monotonic() - started > seconds
+        assert line.refused > 3
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     forget_clients()
     assert fetched(store, tmp_path / "got") == expected

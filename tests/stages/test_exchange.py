@@ -7,8 +7,10 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stages.exchange import read_inbox, write_outbox
+from stages.exchange import MANY, NOBODY, merge_outboxes, read_inbox, write_outbox
 from stages.stage import Outbox
 
 
@@ -109,3 +111,40 @@ def test_refuses_wrong_addresses_and_foreign_files(tmp_path):
     write_outbox(tmp_path / "d", {"x": Outbox(0, rows([1], ["t"]))})
     with pytest.raises(ValueError, match="another schema"):
         read_inbox([tmp_path / "c", tmp_path / "d"], "x", 0)
+
+
+def test_who_a_channel_is_for(tmp_path):
+    boxes = {
+        "one": Outbox(7, rows([1, 2])),
+        "same": Outbox(np.array([3, 3]), rows([1, 2])),
+        "many": Outbox(np.array([3, 4]), rows([1, 2])),
+        "none": Outbox(5, rows([])),
+    }
+    assert write_outbox(tmp_path / "a", boxes) == {"one": 7, "same": 3, "many": MANY, "none": NOBODY}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=12), min_size=1, max_size=5))
+def test_a_merged_outbox_reads_as_the_many_do(tmp_path_factory, producers):
+    folder = tmp_path_factory.mktemp("merged")
+    paths = []
+    for number, addresses in enumerate(producers):
+        values = np.arange(len(addresses)) + 100 * number
+        texts = [f"字{v}" for v in values]
+        paths.append(folder / str(number))
+        write_outbox(paths[-1], {"x": Outbox(np.array(addresses, np.uint32), rows(values, texts)), "y": Outbox(0, rows([1]))})
+    merged = folder / "merged"
+    used = {address for addresses in producers for address in addresses}
+    whom = next(iter(used)) if len(used) == 1 else MANY if used else NOBODY
+    assert merge_outboxes(merged, paths, "x") == {"x": whom}
+    for address in range(7):
+        assert read_inbox([merged], "x", address).to_pylist() == read_inbox(paths, "x", address).to_pylist()
+        assert read_inbox([merged], "x", address).schema == read_inbox(paths, "x", address).schema
+    assert read_inbox([merged], "y", 0).num_columns == 0
+
+
+def test_producers_that_disagree_are_not_merged(tmp_path):
+    write_outbox(tmp_path / "a", {"x": Outbox(0, rows([1]))})
+    write_outbox(tmp_path / "b", {"x": Outbox(0, rows([1], ["t"]))})
+    with pytest.raises(ValueError, match=r"b: channel x has another schema"):
+        merge_outboxes(tmp_path / "c", [tmp_path / "a", tmp_path / "b"], "x")

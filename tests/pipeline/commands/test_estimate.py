@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipeline.commands.estimate import DRIVER, EFFICIENCY, estimate, read_rates
+from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, ENOUGH, estimate, read_rates
 from pipeline.corpus import load_corpus
 from pipeline.engine.plan import make_plan
 from pipeline.events import Event, PassDone, PassStarted, TaskDone
@@ -30,7 +30,6 @@ def test_rates_are_of_whole_passes() -> None:
     assert rates is not None
     assert rates.text_bytes == 8000
     assert rates.seconds == {"read → normalize": 4.0, "minhash: bands": 2.0}
-    assert rates.per_byte == 6.0 / 8000
     assert read_rates(log(*FIRST, PassDone("read → normalize", 5, 2, 5.0))) is None  # three of five were done before
     assert read_rates([]) is None
 
@@ -48,8 +47,11 @@ def test_an_estimate_is_work_over_cpus_and_the_driver(tmp_path: Path) -> None:
     assert data["text_bytes"] == size
     assert data["cpu_hours"] * 3600 == pytest.approx(size * 6.0 / 8000)
     tasks = 2 * sum(len(inputs.tasks) for inputs in plan.inputs.values())
-    hours = (data["cpu_hours"] / (6400 * EFFICIENCY)) + DRIVER * tasks / 3600
-    assert data["hours"] == pytest.approx(max(hours, max(t.bytes for i in plan.inputs.values() for t in i.tasks) * 4.0 / 8000 / 3600))
+    assert tasks == 2 * 2  # of a pass and a round, two each
+    waits = data["cpu_hours"] * 3600 / 2  # each as long as one of its two tasks; too few for one to be slow
+    hours = data["cpu_hours"] / (6400 * EFFICIENCY) + (2 * (DRIVER + DRIVER_SMALL) + waits) / 3600
+    alone = max(t.bytes for i in plan.inputs.values() for t in i.tasks) * 4.0 / 8000 / 3600
+    assert data["hours"] == pytest.approx(max(hours, alone))
     assert data["cost"] == pytest.approx(data["hours"] * 200)
     assert "on 100 nodes of 64 CPUs" in text
 
@@ -65,3 +67,26 @@ def test_after_a_build_plan_knows_its_own_rates(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cost      " in done.stdout
     assert "scratch   " in done.stdout
+
+
+def test_what_grows_and_what_all_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of one task stands for a corpus of many; the tokenizer is trained on as much text, and one table is written."""
+    monkeypatch.setattr("pipeline.engine.inputs.TASK_BYTES", 1000)
+    make_inputs(tmp_path / "in", files=60)
+    config = write_config(tmp_path, tmp_path / "in")
+    config.write_text(config.read_text().replace("vocab_size: 400", "vocab_size: 400, train_on: 4000"))
+    plan = make_plan(load_corpus(config))
+    read, learn, write = "read → normalize", "tokenizer: learn", "write the tables of dropped documents"
+    heard: list[Event] = []
+    for name, seconds, size in ((read, 4.0, 8000), (learn, 2.0, 0), (write, 1.0, 0)):
+        heard += [PassStarted(name, 1, 0), TaskDone(name, "a", seconds, 10, size), PassDone(name, 1, 1, seconds)]
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample" / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in log(*heard)))
+    _, data = estimate(plan, tmp_path / "sample", 100, 64, None)
+    text = data["text_bytes"]
+    parts = sum(len(inputs.tasks) for inputs in plan.inputs.values())
+    assert parts >= ENOUGH
+    work = text / 8000 * (4.0 + 1.0) + 2.0
+    assert data["cpu_hours"] * 3600 == pytest.approx(work)
+    web = sum(path.stat().st_size for path in (tmp_path / "in" / "web").glob("*"))
+    assert data["hours"] * 3600 == pytest.approx(web / 8000)  # the table of the largest source, in one task
