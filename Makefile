@@ -64,8 +64,9 @@ demo: $(VENV)/.installed-train $(DEMO)/corpus.yaml  ## build a corpus from text 
 	  "report        $(DEMO)/out/report.html     (what every stage kept and dropped, with examples)" \
 	  "loss curve    $(DEMO)/run/loss.svg        (numbers: $(DEMO)/run/metrics.jsonl)"
 
+# A file of tests stays on one core: its tests share a corpus or a process group.
 test: $(VENV)/.installed-dev  ## run the test suite (all but the long tests)
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test-long: $(VENV)/.installed-dev  ## run the kill rounds and soak tests
 	$(BIN)/python -m pytest -m long --timeout 3600
