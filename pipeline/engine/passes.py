@@ -19,7 +19,7 @@ from stages.contract.names import canonical_json, digest
 from stages.stage import GlobalStage, RowStage, Stage
 
 #: Raised whenever the engine itself changes the bytes of parts, facts or shards.
-ENGINE_VERSION = 2
+ENGINE_VERSION = 3
 
 #: Settings that stop a build or say where a stage runs, but do not change what it does to a document.
 NOT_BYTES = {"max_loss", "only", "except_"}
