@@ -28,13 +28,15 @@ def test_kernels_are_kept_for_exactly_these_sources(tmp_path):
     (package / "text" / "scan.py").write_text("from numba import njit  # one\n")
     (package / "plain.py").write_text("x = 1\n")
     first = place(tmp_path)
-    assert Path(first).is_dir() and Path(first).is_relative_to(package)
+    assert Path(first).is_dir()
+    assert Path(first).is_relative_to(package)
     (package / "plain.py").write_text("x = 2\n")
     assert place(tmp_path) == first
     (package / "text" / "scan.py").write_text("from numba import njit  # two\n")
     second = place(tmp_path, NUMBA_CACHE_DIR=first)  # as a process that is started by another one sees it
     assert second != first
-    assert Path(second).is_dir() and Path(first).is_dir()  # a process that began before may still write to it
+    assert Path(second).is_dir()
+    assert Path(first).is_dir()
     os.utime(first, (1.0, 1.0))
     assert place(tmp_path) == second
     assert not Path(first).exists()
