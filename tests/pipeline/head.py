@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -27,9 +29,14 @@ def free_port() -> int:
             return port
 
 
+def head_folder() -> Path:
+    """A folder for a head. The paths of its sockets must be shorter than 108 bytes, so it is not in that of the test."""
+    return Path(tempfile.mkdtemp(prefix="head-"))
+
+
 @contextmanager
 def ray_head(folder: Path, **environment: str) -> Iterator[str]:
-    """The address of the dashboard of a head of two CPUs that lives as long as the block."""
+    """The address of the dashboard of a head of two CPUs that lives, as its folder does, as long as the block."""
     port = free_port()
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--dashboard-host=127.0.0.1",
@@ -62,6 +69,7 @@ def ray_head(folder: Path, **environment: str) -> Iterator[str]:
             head.wait(3)
         kill_all_of(folder)
         log.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _answers(address: str) -> bool:

@@ -18,7 +18,7 @@ from pipeline.engine.head import Head
 from pipeline.engine.lock import SILENCE_SECONDS
 from stages.contract.problem import RunError
 from tests.pipeline.corpora import make_inputs, run_build, snapshot, write_config
-from tests.pipeline.head import ROOT, kill_all_of, ray_address, ray_head
+from tests.pipeline.head import ROOT, head_folder, kill_all_of, ray_address, ray_head
 from tests.pipeline.test_kill import journal_lines
 
 #: Within which a driver has to say that its head is gone; Ray's own limit is 60 s.
@@ -51,11 +51,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_head_that_dies_is_named_and_another_goes_on(
-    reference: tuple[Path, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    reference: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
     inputs, expected = reference
     config = write_config(tmp_path, inputs)
-    first, second = tmp_path_factory.mktemp("head"), tmp_path_factory.mktemp("head")
+    first, second = head_folder(), head_folder()
     with ray_head(first):
         driver = build(config, "--address", ray_address(first))
         wait_for(driver, tmp_path / "out", 4)
@@ -77,7 +77,7 @@ def test_a_head_that_dies_is_named_and_another_goes_on(
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_job_lost_with_its_head_goes_on_with_the_next(
-    reference: tuple[Path, dict[str, str]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    reference: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
     """The driver dies with the head here, since the job runs there; who watched it is told."""
     inputs, expected = reference
@@ -87,7 +87,7 @@ def test_a_job_lost_with_its_head_goes_on_with_the_next(
         command = [sys.executable, "-m", "pipeline.cli", "submit", str(config), "--installed", "--address", address]
         return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
-    first, second = tmp_path_factory.mktemp("head"), tmp_path_factory.mktemp("head")
+    first, second = head_folder(), head_folder()
     with ray_head(first) as address:
         client = submit(address)
         wait_for(client, tmp_path / "out", 4)

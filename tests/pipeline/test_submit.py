@@ -20,7 +20,7 @@ from stages.contract.problem import SpecError
 from stages.jobs import bundle
 from stages.jobs.client import Client, job_address
 from tests.pipeline.corpora import make_inputs, run_build, snapshot, write_config
-from tests.pipeline.head import ray_head
+from tests.pipeline.head import head_folder, ray_head
 
 SECRET = "planted-4f1c9a7720"
 
@@ -36,8 +36,8 @@ def run(address: str, *words: str, **environment: str) -> subprocess.CompletedPr
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    folder = tmp_path_factory.mktemp("ray")
+def head() -> Iterator[tuple[str, Path]]:
+    folder = head_folder()
     with ray_head(folder) as address:
         yield address, folder
 

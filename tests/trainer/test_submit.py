@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.head import ray_head
+from tests.pipeline.head import head_folder, ray_head
 from tests.trainer.tiny import corpus, lines, overrides
 
 SETS = overrides(8, "batch.micro_batch_size=2", "checkpoint.save_every_steps=4", "monitoring.eval_every_steps=100")
@@ -30,7 +30,7 @@ def test_ranks_that_do_not_divide_a_step_are_refused_with_a_number_that_does(tmp
 
 @pytest.mark.ray
 @pytest.mark.long
-def test_a_run_as_a_job_is_the_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_as_a_job_is_the_run(tmp_path: Path) -> None:
     manifest = corpus(tmp_path / "corpus")
     sets = [part for text in SETS for part in ("--set", text)]
     here = subprocess.run(
@@ -38,7 +38,7 @@ def test_a_run_as_a_job_is_the_run(tmp_path: Path, tmp_path_factory: pytest.Temp
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert here.returncode == 0, here.stderr
-    with ray_head(tmp_path_factory.mktemp("ray")) as address:
+    with ray_head(head_folder()) as address:
         done = run(address, "submit", "--manifest", str(manifest), "--ranks", "2", "--out", str(tmp_path / "there"), "--installed")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "follow it from anywhere: pipeline jobs logs train-" in done.stderr

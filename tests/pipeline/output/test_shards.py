@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.commands.pack import pack
 from pipeline.corpus import load_corpus
-from pipeline.engine.plan import _trainer
 from pipeline.engine.sealed import arrow_table
+from pipeline.trained import trainer
 from stages.contract.manifest import load_manifest, verify_manifest
 from stages.contract.problem import RunError, SpecError
 from stages.contract.rows import read_rows
@@ -117,7 +117,7 @@ def test_a_source_in_tiers_is_cut_by_its_column_and_loses_nothing(plain: Path, t
 
 def test_a_mix_that_names_tiers_weights_their_source_where_the_tokenizer_is_trained(plain: Path, tmp_path: Path) -> None:
     named = load_corpus(write_config(tmp_path, plain / "in", STAGES), [*TIERS, "mix={web.0: 0.1, web.1: 0.2, web.2: 0.3, books: 0.4}"])
-    assert _trainer(named).train_mix == pytest.approx({"web": 0.6, "books": 0.4})
+    assert trainer(named).train_mix == pytest.approx({"web": 0.6, "books": 0.4})
 
 
 def test_an_empty_tier_and_a_column_that_is_not_there_are_errors(plain: Path, tmp_path: Path) -> None:
