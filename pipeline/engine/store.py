@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import orjson
+from pydantic import ValidationError
 
 from pipeline.engine.lock import Lock
 from pipeline.engine.records import FileRef, Record
@@ -76,7 +77,10 @@ class Journal:
         raw = orjson.loads(self._line(place))
         if raw["kind"] != kind.__name__:
             return None
-        record = kind.model_validate(raw["record"])
+        try:
+            record = kind.model_validate(raw["record"])
+        except ValidationError:  # written by a version whose records have another shape: to be done again
+            return None
         if not all(self._there(file) for file in record.files()):  # type: ignore[attr-defined]
             return None
         self._places[_short(key, part)] = place | USED

@@ -44,6 +44,19 @@ def test_a_record_without_its_file_is_not_believed(tmp_path: Path) -> None:
         assert store.get("k", TableRecord) is None
 
 
+def test_a_record_of_a_version_with_another_shape_is_written_anew(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        record = TableRecord(file=seal(store, b"abc"), rows=3)
+        store.put("k", record)
+    (journal,) = (path for path in tmp_path.rglob("*") if path.is_file() and b"TableRecord" in path.read_bytes())
+    journal.write_bytes(journal.read_bytes().replace(b'"rows":3', b'"lines":3'))
+    with Store(tmp_path) as store:
+        assert store.get("k", TableRecord) is None
+        store.put("k", record)
+    with Store(tmp_path) as store:
+        assert store.get("k", TableRecord) == record
+
+
 def test_a_line_cut_short_by_a_kill_is_ignored(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         record = TableRecord(file=seal(store, b"abc"), rows=3)
