@@ -227,7 +227,7 @@ def rotate(x_THD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Each pair (x[i], x[i + D/2]) turned by its angle: the half-split layout that Llama weights use."""
     cos, sin = rotation
     a, b = x_THD.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
 
 
 @torch.no_grad()
