@@ -11,6 +11,7 @@ from numba import njit, types
 
 from stages.pii.numbers import IBAN_LENGTHS
 from stages.text.kernels import BYTES, OFFSETS, decode
+from stages.text.vectors import OVERREAD, lowest, number_masks
 
 #: Bits of the kinds, in the order of `spans.KINDS`.
 SECRET, EMAIL, IBAN, ID_CARD, BANK_CARD, IP, PHONE = (1 << bit for bit in range(7))
@@ -405,6 +406,8 @@ def _hits(data, offsets, wanted, classes, countries, prefixes, prefix_ends, name
             kind = classes[byte]
             if kind == _DULL:
                 i += 1
+                if not wanted & SECRET and i + OVERREAD <= len(data):  # the mask is of what is not dull then
+                    i = min(end, i + lowest(number_masks(data, i)[0]))
                 continue
             if (
                 0xE4 <= byte <= 0xE9 and i + 3 <= end and not _assigns(_three_bytes(data, i))

@@ -221,6 +221,10 @@ line_masks = _masks_of(
     lambda lanes: lanes.any(*(lanes.word(hint) for hint in ("ipsu", "java", "erms", "vacy", "okie"))),
     lambda lanes: lanes.one_of("\xc2\xe1\xe2\xe3"),
 )
+number_masks = _masks_of(
+    "ASCII digits, colons, `@`, and bytes of 0x80 and above.",
+    lambda lanes: lanes.any(lanes.range(0x30, 0x3A), lanes.one_of("@"), lanes.high()),
+)
 sentence_masks = _masks_of(
     "ASCII letters and digits; `.`, `!` and `?`; bytes up to a space; bytes of 0x80 and above.",
     lambda lanes: lanes.any(lanes.range(0x61, 0x7A, fold=True), lanes.range(0x30, 0x39)),
