@@ -14,6 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+#: Logits of one chunk of the loss, in elements, and of the block of a chunk that is worked on at once, on a GPU and on a CPU:
+#: what `model/loss.py` cuts by, and what the ledger of memory counts.
+CHUNK_ELEMENTS = 1 << 25
+BLOCK_ELEMENTS = (1 << 23, 1 << 19)
+
 #: Rows of the embedding are a multiple of this, so that matrix products stay aligned.
 VOCABULARY_MULTIPLE = 64
 

@@ -25,7 +25,7 @@ from stages.readers import compression_of
 EFFICIENCY = 0.7
 #: Seconds of the driver for one task of a pass, and of a round, whose tasks travel together; only the driver sends tasks,
 #: so this cannot be shared. Measured (benchmarks/scale.py), Ray's part in it.
-DRIVER, DRIVER_SMALL = 0.002, 0.0003
+DRIVER, DRIVER_SMALL = 0.0028, 0.0002
 #: Behind each pass and round all wait for its slowest task: so many times what one takes on average, where there are
 #: enough of them for one to be slow. Assumed; the simulation (benchmarks/simulate.py) comes to the same hours.
 SLOWEST, ENOUGH = 10.0, 50

@@ -16,14 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from trainer.loop.tensor import among, gathered, summed
+from trainer.shape import BLOCK_ELEMENTS, CHUNK_ELEMENTS
 
 IGNORE = -100
-
-#: Logits of one chunk, in elements: 32 Mi are 128 MiB as float32.
-CHUNK_ELEMENTS = 1 << 25
-
-#: Logits that are worked on at once, in elements: on a GPU, and on a CPU.
-BLOCK_ELEMENTS = (1 << 23, 1 << 19)
 
 #: The vocabulary is a multiple of this; see `shape.padded_vocabulary`.
 BLOCK = 64

@@ -26,12 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainer.config import Compute, OptimizerName, Recompute, Shard
-from trainer.shape import ModelShape, stages_of
-
-#: Logits of a chunk of the loss, in elements, and of the block of them that is worked on in fp32 (on a GPU, and on a CPU), as
-#: trainer/model/loss.py cuts them.
-CHUNK_ELEMENTS = 1 << 25
-BLOCK_ELEMENTS = (1 << 23, 1 << 19)
+from trainer.shape import BLOCK_ELEMENTS, CHUNK_ELEMENTS, ModelShape, stages_of
 
 #: Reserve: what CUDA and its libraries take, and the share that lies idle between blocks of the allocator.
 CONTEXT = 1 << 30
