@@ -6,7 +6,9 @@
   a second one; the executor returns made-up records at once. Seconds and memory are all the driver's. Ten times fewer
   tasks beside it show that time grows in proportion.
 - `overhead`: tasks that do nothing on an embedded Ray.
-- `workers`: the same corpus with one worker and with two; the machine must have nothing else to do.
+- `workers`: the same corpus with one worker and with two, and by builds without Ray, one alone and two side by side:
+  what a second core of this machine adds when nothing coordinates. The machine must have nothing else to do. Workers have
+  loaded their kernels before, and the medians of turns are compared.
 - `shuffle`: the exchange of near-duplicate removal over synthetic documents.
 
 Parts are measured one by one; each keeps the results of the others.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,7 @@ from benchmarks.measure import Report, parser
 
 DOCUMENTS = 1000  # of a made-up part
 PART_ROWS = 500_000
+WORKERS_TASK = 4 << 20  # a sixteenth of what a build takes: as many tasks as a corpus sixteen times as large
 
 
 @dataclass(frozen=True)
@@ -186,30 +190,81 @@ def overhead(tasks: int, small: bool) -> tuple[float, float]:
     return seconds / tasks, busy / tasks
 
 
-def build_seconds(workers: int, megabytes: int) -> float:
-    """Seconds of the first pass over synthetic text with so many workers, Ray's start left out."""
+def first_pass_seconds(folder: Path, megabytes: int, executor: Any = None) -> float:
+    """Seconds of the first pass over so much synthetic text, in tasks of `WORKERS_TASK` bytes."""
     from pipeline.engine import inputs
     from pipeline.events import PassDone
     from tests.pipeline.corpora import document, run_build, write_config, write_jsonl
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        block = [document(i, 400) for i in range(500)]
-        size = sum(len(text) for text in block)
-        for number in range(megabytes * 1_000_000 // size + 1):
-            write_jsonl(folder / "in" / "web" / f"{number:03d}.jsonl", [f"{text} {number}" for text in block])
-        write_jsonl(folder / "in" / "books" / "b.jsonl", block[:5])
-        inputs.TASK_BYTES = 2 << 20
-        config = write_config(folder, folder / "in", "  - normalize\n  - rules: {preset: fineweb, mark: true}\n  - pii\n")
+    block = [document(i, 400) for i in range(500)]
+    size = sum(len(text) for text in block)
+    for number in range(megabytes * 1_000_000 // size + 1):
+        write_jsonl(folder / "in" / "web" / f"{number:03d}.jsonl", [f"{text} {number}" for text in block])
+    write_jsonl(folder / "in" / "books" / "b.jsonl", block[:5])
+    inputs.TASK_BYTES = WORKERS_TASK
+    config = write_config(folder, folder / "in", "  - normalize\n  - rules: {preset: fineweb, mark: true}\n  - pii\n")
+    heard: list[Any] = []
+    run_build(config, executor=executor, heard=heard, until="pii")
+    return next(event.seconds for event in heard if isinstance(event, PassDone) and event.name.startswith("read"))
+
+
+class Kept:
+    """An executor on Ray that stays when a build ends, so that its workers have loaded everything for the next."""
+
+    def __init__(self, workers: int) -> None:
         from pipeline.engine.cluster import OnRay
 
-        executor = OnRay(workers=workers)
-        executor.submit(Nothing("warm", "warm"))
-        while executor.running():
-            executor.next(1.0)
-        heard: list[Any] = []
-        run_build(config, executor=executor, heard=heard, until="pii")
-        return next(event.seconds for event in heard if isinstance(event, PassDone) and event.name.startswith("read"))
+        self.inside = OnRay(workers=workers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inside, name)
+
+    def close(self) -> None:
+        """Stays."""
+
+
+def on_workers(workers: int, megabytes: int) -> float:
+    """MB/s of the first pass on so many workers of an embedded Ray that have worked before."""
+    executor = Kept(workers)
+    with tempfile.TemporaryDirectory() as name:
+        first_pass_seconds(Path(name) / "warm", 10 * workers, executor)
+        seconds = first_pass_seconds(Path(name) / "timed", megabytes, executor)
+    executor.inside.close()
+    return megabytes / seconds
+
+
+def side_by_side(processes: int, megabytes: int) -> float:
+    """MB/s of so many builds of one process each, all begun together: the sum."""
+    script = "from benchmarks.scale import _alone; _alone({})"
+    with tempfile.TemporaryDirectory() as name:
+        running: list[Any] = [
+            subprocess.Popen(
+                [sys.executable, "-c", script.format(f"{name + '/' + str(n)!r}, {megabytes // processes}")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for n in range(processes)
+        ]  # fmt: skip
+        for one in running:
+            _line(one)
+        for one in running:
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        return sum(float(_line(one)) for one in running)
+
+
+def _line(process: Any) -> str:
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a build ended with exit code {process.wait()}")
+    return line
+
+
+def _alone(folder: str, megabytes: int) -> None:
+    """A build in this process: its MB/s on stdout, once a line has come in."""
+    first_pass_seconds(Path(folder) / "warm", 10)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(megabytes / first_pass_seconds(Path(folder) / "timed", megabytes), flush=True)
 
 
 def measure_driver(report: Report, quick: bool) -> None:
@@ -236,10 +291,15 @@ def measure_overhead(report: Report, quick: bool) -> None:
 
 
 def measure_workers(report: Report, quick: bool) -> None:
-    """One worker and two."""
-    megabytes = 20 if quick else 150
-    one, two = build_seconds(1, megabytes), build_seconds(2, megabytes)
-    report.rate("2 workers", megabytes / two, "MB/s", megabytes / one, "1 worker")
+    """One worker and two; one process and two."""
+    megabytes, turns = (40, 1) if quick else (400, 3)
+    for name, measure in (("workers", on_workers), ("processes", side_by_side)):
+        found: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(turns):
+            for count, rates in found.items():
+                rates.append(measure(count, megabytes))
+        one, two = (statistics.median(rates) for rates in found.values())
+        report.rate(f"2 {name}", two, "MB/s", one, f"1 {name.removesuffix('es' if name == 'processes' else 's')}")
 
 
 def measure_shuffle(report: Report, quick: bool) -> None:

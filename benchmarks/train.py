@@ -2,8 +2,9 @@
 
     python -m benchmarks.train [--quick] [--json] [--gpu] [--install FOLDER] [--peers FOLDER]
 
-A Llama-shaped model, rows of one document each, AdamW, gradients clipped at norm 1, fp32, one core. Steps of all are
-taken in turn, so that what else runs on the machine disturbs all alike; the rate is that of the median step by CPU time.
+A Llama-shaped model, rows of one document each, AdamW, gradients clipped at norm 1, fp32, one core. Each has a process of
+its own; their steps are taken in turn, so that what else runs on the machine disturbs all alike. The rate is that of the
+median step by CPU time, system time included.
 
     ours      the whole step of `trainer fit`: reading, digests, loss by source, guard, update
     nanogpt   plain torch as in nanoGPT's training loop: one forward pass, full logits, cross_entropy (our own lines)
@@ -50,27 +51,30 @@ def corpus(folder: Path, vocab: int, documents: int, length: int) -> Path:
     return make_corpus(folder, {"web": rng.integers(1, vocab, (documents, length - 1)).tolist()}, vocab=vocab)
 
 
-def ours(manifest: Path, sets: list[str], rank_device: Any = None) -> tuple[Callable[[], None], Any]:
-    """`(one step, the run)` of `trainer fit` in this process, in a folder of its own."""
+def reading(manifest: Path, sets: list[str], kind: Any = "cpu") -> tuple[Any, Any]:
+    """`(plan, loader)` of these settings."""
     from stages.contract.manifest import load_manifest
     from trainer.config import read_plan
-    from trainer.launch import Stop
     from trainer.loader import Loader
-    from trainer.loop import parallel
-    from trainer.loop.fit import Fit
     from trainer.planning.plan import Machine, resolve
 
-    kind = rank_device or "cpu"
     manifests = [load_manifest(manifest)]
     plan = resolve(read_plan(None, sets), manifests, Machine(kind))
+    return plan, Loader([manifest.parent], plan, manifests)
+
+
+def ours(manifest: Path, sets: list[str], kind: Any = "cpu") -> tuple[Callable[[], None], Any]:
+    """`(one step, the run)` of `trainer fit` in this process, in a folder of its own."""
+    from trainer.launch import Stop
+    from trainer.loop import parallel
+    from trainer.loop.fit import Fit, Pending
+
+    plan, loader = reading(manifest, sets, kind)
     world = parallel.join(kind, threads=1 if kind == "cpu" else None)
-    loader = Loader([manifest.parent], plan, manifests)
     run = Fit(plan, loader, Path(tempfile.mkdtemp()), world, Stop(), quiet=True)
     run.resume()
 
     def step() -> None:
-        from trainer.loop.fit import Pending
-
         began = time.perf_counter()
         batch = run._next()
         measured = run.train_step(batch, run.now)
@@ -79,6 +83,26 @@ def ours(manifest: Path, sets: list[str], rank_device: Any = None) -> tuple[Call
         run.settle()
 
     return step, run
+
+
+def settings(steps: int) -> list[str]:
+    """The plan of so many steps of the model that all train, as `--set` takes it."""
+    s = SHAPE
+    step = s["rows"] * s["length"]
+    return [
+        *(f"model.{name}={s[name]}" for name in ("width", "layers", "heads", "kv_heads", "ffn")),
+        f"model.seq_len={s['length']}", "model.tie_embeddings=true", f"batch.global_tokens={step}",
+        f"batch.micro_batch_size={s['rows']}", f"data.total_tokens={step * steps}", "lr_schedule.peak_lr=1e-4",
+    ]  # fmt: skip
+
+
+def batches_of(manifest: Path, steps: int) -> list[Any]:
+    """The first batches of the run as `(ids, labels)`, int64 (rows, length): what peers are given."""
+    import torch
+
+    _, loader = reading(manifest, settings(steps))
+    micros = [loader.batch(i, micro=SHAPE["rows"]).micros[0] for i in range(4)]
+    return [tuple(torch.as_tensor(one[name]) for name in ("input_ids", "labels")) for one in micros]
 
 
 def nanogpt(batches: list[Any]) -> Callable[[], None]:
@@ -208,57 +232,72 @@ def _loop(model: Any, loss: Callable[[Any, Any], Any], batches: list[Any]) -> Ca
     return step
 
 
-def compare(report: Report, options: argparse.Namespace) -> None:
-    """Tokens per CPU second of each, and where our time goes."""
+CONTENDERS: dict[str, Callable[[list[Any]], Callable[[], None]]] = {
+    "nanogpt": nanogpt, "hf": hugging_face, "litgpt": litgpt,
+}  # fmt: skip
+
+
+def child(name: str, manifest: Path, steps: int) -> None:
+    """A contender in this process: a step for each line that comes in, its CPU seconds as a line out. Ours ends with the
+    share of its time that is no matrix product."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     from trainer.loop.window import shares
 
-    s, rounds = SHAPE, 6 if options.quick else 25
-    rows = s["rows"]
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = corpus(Path(folder), s["vocab"], rows * (rounds + 12), s["length"])
-        sets = [f"model.{name}={s[name]}" for name in ("width", "layers", "heads", "kv_heads", "ffn")]
-        sets += [f"model.seq_len={s['length']}", f"batch.global_tokens={rows * s['length']}", f"batch.micro_batch_size={rows}"]
-        sets += [f"data.total_tokens={rows * s['length'] * (rounds + 12)}", "model.tie_embeddings=true", "lr_schedule.peak_lr=1e-4"]
-        step, run = ours(manifest, sets)
-        batches = [
-            tuple(torch.as_tensor(run.loader.batch(i, micro=rows).micros[0][name]) for name in ("input_ids", "labels"))
-            for i in range(4)
-        ]
-        steps = {"ours": step} | _peers(batches)
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
-        for i in range(rounds + 2):
-            for name, one in steps.items():
-                torch.use_deterministic_algorithms(name == "ours")  # the others are not asked for equal bits
-                began = time.process_time()
-                one()
-                if i >= 2:
-                    seconds[name].append(time.process_time() - began)
-        rate = {name: rows * s["length"] / statistics.median(some) for name, some in seconds.items()}
-        best = max((name for name in rate if name != "ours"), key=lambda name: rate[name])
-        for name, value in rate.items():
-            if name != "ours":
-                report.rate("train.step" if name == best else f"train.step.{name}", rate["ours"], "tokens/s", value, name)
-        torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    step = ours(manifest, settings(steps))[0] if name == "ours" else CONTENDERS[name](batches_of(manifest, steps))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.process_time()
+        step()
+        print(time.process_time() - began, flush=True)
+    if name == "ours":
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             for _ in range(3):
                 step()
         found = shares(seen.key_averages(), on_device=False)
-        total = sum(found.values())
-        report.accuracy("train.step.no.matrix.product", "share", 1 - found["matrix products"] / total, rounds)
-        run.close()
+        print(1 - found["matrix products"] / sum(found.values()), flush=True)
 
 
-def _peers(batches: list[Any]) -> dict[str, Callable[[], None]]:
-    found: dict[str, Callable[[], None]] = {"nanogpt": nanogpt(batches)}
-    for name, make in (("hf", hugging_face), ("litgpt", litgpt)):
-        try:
-            found[name] = make(batches)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    return found
+def compare(report: Report, options: argparse.Namespace) -> None:
+    """Tokens per CPU second of each, and where our time goes."""
+    rounds = 6 if options.quick else 25
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = corpus(Path(folder), SHAPE["vocab"], SHAPE["rows"] * (rounds + 12), SHAPE["length"])
+        running = {name: _start(name, manifest, rounds + 12, options.peers) for name in ("ours", *CONTENDERS)}
+        for name in [name for name, one in running.items() if _line(one) != "ready"]:
+            print(f"{name} is left out: it did not begin", file=sys.stderr)
+            running.pop(name).wait()
+        for i in range(rounds + 2):
+            for name, one in running.items():
+                one.stdin.write("step\n")
+                one.stdin.flush()
+                spent = float(_line(one))
+                if i >= 2:
+                    seconds.setdefault(name, []).append(spent)
+        for one in running.values():
+            one.stdin.close()
+        rest = float(_line(running["ours"]))
+        for one in running.values():
+            one.wait()
+    rate = {name: SHAPE["rows"] * SHAPE["length"] / statistics.median(some) for name, some in seconds.items()}
+    best = max((name for name in rate if name != "ours"), key=lambda name: rate[name])
+    for name, value in rate.items():
+        if name != "ours":
+            report.rate("train.step" if name == best else f"train.step.{name}", rate["ours"], "tokens/s", value, name)
+    report.accuracy("train.step.no.matrix.product", "share", rest, rounds)
+
+
+def _start(name: str, manifest: Path, steps: int, peers: Path | None) -> Any:
+    command = [sys.executable, "-m", "benchmarks.train", "--child", name, "--manifest", str(manifest), "--steps", str(steps)]
+    command += ["--peers", str(peers)] if peers else []
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _line(process: Any) -> str:
+    return process.stdout.readline().strip()
 
 
 def on_gpu(report: Report, options: argparse.Namespace) -> None:
@@ -310,6 +349,9 @@ def main() -> None:
     arguments.add_argument("--gpu", action="store_true", help="the sizes for GPUs instead")
     arguments.add_argument("--install", type=Path, help="install the peers into this folder and end")
     arguments.add_argument("--peers", type=Path, help="the folder that --install filled")
+    arguments.add_argument("--child", help=argparse.SUPPRESS)
+    arguments.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
+    arguments.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.install:
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(options.install), *PEERS]
@@ -319,6 +361,9 @@ def main() -> None:
     if not options.gpu:
         one_core()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if options.child:
+        child(options.child, options.manifest, options.steps)
+        return
     report = Report("train-gpu" if options.gpu else "train", options)
     (on_gpu if options.gpu else compare)(report, options)
     report.close()

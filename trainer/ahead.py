@@ -1,4 +1,8 @@
-"""Batches made by a thread, a few ahead of the one who trains, and how long that one waited."""
+"""Batches made by a thread, a few ahead of the one who trains, and how long that one waited.
+
+To wake the thread costs the one who trains more than to take a batch does, so it is woken for several at a time: when half
+of what it made is taken.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,8 @@ class Ahead(Generic[T]):
                 if self._closed:
                     return
                 made = self._made.popleft()
-                self._changed.notify()
+                if len(self._made) <= self._size // 2:
+                    self._changed.notify()
             self._waits.waiting += time.perf_counter() - began
             if isinstance(made, BaseException):
                 raise made

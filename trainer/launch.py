@@ -7,6 +7,7 @@ A process that finds `RANK` set (torchrun, a scheduler) is a rank and starts not
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -28,10 +29,23 @@ PREEMPTED = 75
 #: How long ranks may take to end by themselves after one of them ended badly, in seconds.
 GRACE = 3.0
 
+#: Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
 
 def cores() -> int:
     """CPU cores that this process may use (a container's or a scheduler's share, not the machine's)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that is freed: a step of training frees tensors and asks for the same again, and
+    pages that went back to the system in between cost it one CPU second in fifteen. Does nothing where it is not glibc.
+    """
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None:
+        tune(_M_TRIM_THRESHOLD, 2**31 - 1)
+        tune(_M_MMAP_THRESHOLD, 1 << 30)
 
 
 class Stop:

@@ -103,7 +103,7 @@ class Loader:
         plan: Plan,
         manifests: Sequence[Manifest] | None = None,
         deep: bool = False,
-        prefetch: int = 2,
+        prefetch: int = 4,
         allocate: Allocate = np.empty,
     ) -> None:
         manifests = [load_manifest(folder) for folder in folders] if manifests is None else manifests

@@ -17,6 +17,7 @@ import orjson
 from pipeline.engine.inputs import EXPANSION
 from pipeline.engine.plan import Plan
 from pipeline.events import event_lines
+from pipeline.output.dropped import PARTS
 from pipeline.show import SCRATCH_PER_BYTE, size, span, table
 from stages.contract.problem import Problem, SpecError
 from stages.readers import compression_of
@@ -29,8 +30,8 @@ DRIVER, DRIVER_SMALL = 0.0028, 0.0002
 #: Behind each pass and round all wait for its slowest task: so many times what one takes on average, where there are
 #: enough of them for one to be slow. Assumed; the simulation (benchmarks/simulate.py) comes to the same hours.
 SLOWEST, ENOUGH = 10.0, 50
-#: The pass whose tasks are one for each source.
-TABLES = "write the tables of dropped documents"
+#: Ends of the names of passes and rounds whose tasks are of `PARTS` parts each.
+OF_MANY_PARTS = ("write the tables of dropped documents", ": ask for survivors", ": name survivors")
 #: Rounds that see a sample of the text, so they do not grow with it.
 SAMPLED = "tokenizer"
 
@@ -86,10 +87,9 @@ def estimate(plan: Plan, rates_from: Any, nodes: int, cpus: int, price: float | 
     tasks = _tasks(plan, rates)
     work = sum(grown.values())
     driver = sum((DRIVER_SMALL if _is_round(name) else DRIVER) * count for name, count in tasks.items())
-    waits = sum((SLOWEST if tasks[name] >= ENOUGH else 1.0) * grown[name] / tasks[name] for name in grown if name != TABLES)
+    waits = sum((SLOWEST if tasks[name] >= ENOUGH else 1.0) * grown[name] / tasks[name] for name in grown)
     hours = (work / (nodes * cpus * EFFICIENCY) + driver + waits) / 3600
-    largest = max(inputs.text_bytes for inputs in plan.inputs.values()) / text if text else 0.0
-    alone = max(_longest(plan) * _first_pass(rates), grown.get(TABLES, 0.0) * largest) / 3600
+    alone = _longest(plan) * _first_pass(rates) / 3600
     scratch = SCRATCH_PER_BYTE * text
     rows = [
         (name, f"{1e6 * seconds / max(text, 1):.3f}", span(seconds / (nodes * cpus * EFFICIENCY)))
@@ -138,7 +138,11 @@ def _tasks(plan: Plan, rates: Rates) -> dict[str, int]:
     """Tasks of each pass and round. Those that ran once for each part then will do so again; the others stay few."""
     parts = sum(len(inputs.tasks) for inputs in plan.inputs.values())
     first = next(count for name, count in rates.tasks.items() if name.startswith("read"))
-    return {name: parts if count == first and name != TABLES else count for name, count in rates.tasks.items()}
+    groups = sum(-(-len(inputs.tasks) // PARTS) for inputs in plan.inputs.values())
+    many = {name for name in rates.tasks if name.endswith(OF_MANY_PARTS)}
+    return {
+        name: groups if name in many else parts if count == first else count for name, count in rates.tasks.items()
+    }
 
 
 def _is_round(name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 
 from pipeline.engine.lock import owner_of
 from pipeline.engine.sealed import arrow_batches
@@ -119,12 +121,15 @@ def _funnel(manifest: Manifest, names: list[str]) -> str:
     return table(("source", "stage", "in", "out", "why"), rows, left=(0, 1, 4))
 
 
+def dropped_batches(folder: Any, source: str) -> Iterator[pa.RecordBatch]:
+    """The tables of what was dropped of a source of a finished corpus, batch by batch."""
+    for path in sorted((folder / "dropped" / source).glob("*.arrow")):
+        yield from arrow_batches(path)
+
+
 def _dropped(folder: Path, source: str, reason: str | None, number: int) -> list[dict[str, Any]]:
-    path = folder / "dropped" / f"{source}.arrow"
     found: list[dict[str, Any]] = []
-    if not path.exists():
-        return found
-    for batch in arrow_batches(path):
+    for batch in dropped_batches(folder, source):
         for row in batch.to_pylist():
             if reason is None or row["reason"].startswith(reason) or row["stage"].startswith(reason):
                 row["id"] = row["id"].hex()

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.commands.look import dropped_batches
 from pipeline.engine.sealed import arrow_batches
 from stages.contract.manifest import Manifest, ShardEntry, load_manifest
 from stages.contract.problem import Problem, SpecError, printable
@@ -38,9 +39,7 @@ class Corpus:
     def dropped(self) -> Iterator[pa.RecordBatch]:
         """The tables of dropped documents, batch by batch."""
         for source in self.manifest.sources:
-            table = self.folder / "dropped" / f"{source}.arrow"
-            if table.exists():
-                yield from arrow_batches(table)
+            yield from dropped_batches(self.folder, source)
 
     def shards(self) -> Iterator[tuple[str, ShardEntry]]:
         """`(kind, shard)` of all, held-out ones too."""

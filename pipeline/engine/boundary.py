@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.engine import rounds
 from pipeline.engine.passes import Pass, stage_digest
@@ -16,7 +16,6 @@ from pipeline.engine.rounds import (
     FactsTask,
     Gathered,
     Mail,
-    MergeTask,
     StepCommon,
     StepTask,
     gather_artifact,
@@ -128,7 +127,7 @@ class _Rounds:
                 self.mail.add(record)
                 counters.update(record.counters)
             for channel, readers in self._read_by(steps[number + 1 :]).items():
-                self._merge(channel, readers)
+                rounds.merge(self.build, self.state, self.use.label, self.mail, channel, readers)
         work = Work(self.build.store.work)
         result = FactsRecord(
             facts=self._facts() if self.stage.has_facts else {},
@@ -150,7 +149,7 @@ class _Rounds:
         label = f"{self.use.label}: {step.name}"
         keys = [digest(self.mark, step.name, str(index)) for index in indices]
         tasks = [StepTask(key, f"{label} {index}", index, common) for key, index in zip(keys, indices, strict=True)]
-        records = self._run(label, tasks, StepRecord)
+        records = rounds.run_round(self.build, self.state, label, tasks, StepRecord)
         self.mark = digest(self.mark, step.name, *(record.file.digest for record in records))
         return records
 
@@ -165,19 +164,6 @@ class _Rounds:
                 found[channel] = max(found.get(channel, 0), len(self._tasks_of(step)))
         return found
 
-    def _merge(self, channel: str, readers: int) -> None:
-        """Merges neighbouring outboxes of a channel until its readers have few enough to open."""
-        while self.mail.crowded(channel, readers):
-            label = f"{self.use.label}: merge {channel}"
-            boxes = self.mail.routes(channel).boxes
-            groups = [boxes[i : i + rounds.MERGED] for i in range(0, len(boxes), rounds.MERGED)]
-            keys = [digest("merge", channel, *(file.digest for file in group)) for group in groups]
-            tasks = [
-                MergeTask(key, f"{label} {i}", self.folder, channel, group)
-                for i, (key, group) in enumerate(zip(keys, groups, strict=True))
-            ]
-            self.mail.replace(channel, self._run(label, tasks, StepRecord))
-
     def _facts(self) -> dict[int, FileRef]:
         """The facts of each part of this corpus, as sealed files."""
         routes = self.mail.routes("facts")
@@ -189,20 +175,6 @@ class _Rounds:
             key = digest(self.mark, "facts", str(first))
             tasks.append(FactsTask(key, f"{label} {first}", self.folder, mine, routes))
         found: dict[int, FileRef] = {}
-        for record in self._run(label, tasks, FactsRecord):
+        for record in rounds.run_round(self.build, self.state, label, tasks, FactsRecord):
             found |= record.facts
         return found
-
-    def _run(self, label: str, tasks: Sequence[Any], kind: type[Any]) -> list[Any]:
-        """The records of tasks of one record each, in their order; runs those that have not been done."""
-        store = self.build.store
-        done = {task.key: record for task in tasks if (record := store.get(task.key, kind)) is not None}
-        left = [task for task in tasks if task.key not in done]
-
-        def book(task: Any, record: Any) -> None:
-            store.put(task.key, record)
-            done[task.key] = record
-
-        self.state.ran[label] = len(left)
-        self.build.driver.run(label, left, len(done), book, minor=True)
-        return [done[task.key] for task in tasks]

@@ -11,10 +11,10 @@ producers each send to many readers, neighbours are merged first.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,13 @@ from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_table, part_batc
 from pipeline.engine.uses import StageUse
 from pipeline.engine.work import Work
 from stages.contract.files import sha256_file
+from stages.contract.names import digest
 from stages.exchange import MANY, NOBODY, merge_outboxes, read_inbox, write_outbox
-from stages.stage import GlobalStage, PartInfo, StepContext, Superstep
+from stages.stage import GlobalStage, Outbox, PartInfo, StepContext, Superstep
+
+if TYPE_CHECKING:
+    from pipeline.engine.run import Build
+    from pipeline.engine.state import BuildState
 
 #: Above so many pairs of an outbox and a reader of it, neighbouring outboxes are merged, `MERGED` into one.
 PAIRS = 1_000_000
@@ -117,7 +122,7 @@ class StepTask:
             seed=common.seed,
         )
         boxes = getattr(common.use.stage, common.step.name)(context)
-        file, sends = _seal(work, lambda path: write_outbox(path, boxes))
+        file, sends = seal_outbox(work, boxes)
         yield StepRecord(file=file, sends=sends, counters=dict(sorted(context.counters.items())))
 
 
@@ -211,12 +216,46 @@ def received(data: Any, routes: Routes, channel: str, address: int) -> pa.Table:
     return read_inbox([data / file.name for file in routes.of(address)], channel, address)
 
 
+def run_round(build: Build, state: BuildState, label: str, tasks: Sequence[Any], kind: type[Any]) -> list[Any]:
+    """The records of tasks of one record each, in their order; runs those that have not been done."""
+    store = build.store
+    done = {task.key: record for task in tasks if (record := store.get(task.key, kind)) is not None}
+    left = [task for task in tasks if task.key not in done]
+
+    def book(task: Any, record: Any) -> None:
+        store.put(task.key, record)
+        done[task.key] = record
+
+    state.ran[label] = len(left)
+    build.driver.run(label, left, len(done), book, minor=True)
+    return [done[task.key] for task in tasks]
+
+
+def merge(build: Build, state: BuildState, stage: str, mail: Mail, channel: str, readers: int) -> None:
+    """Merges neighbouring outboxes of a channel until so many readers have few enough to open."""
+    while mail.crowded(channel, readers):
+        label = f"{stage}: merge {channel}"
+        boxes = mail.routes(channel).boxes
+        groups = [boxes[i : i + MERGED] for i in range(0, len(boxes), MERGED)]
+        keys = [digest("merge", channel, *(file.digest for file in group)) for group in groups]
+        tasks = [
+            MergeTask(key, f"{label} {i}", str(build.store.work), channel, group)
+            for i, (key, group) in enumerate(zip(keys, groups, strict=True))
+        ]
+        mail.replace(channel, run_round(build, state, label, tasks, StepRecord))
+
+
+def seal_outbox(work: Work, boxes: Mapping[str, Outbox]) -> tuple[FileRef, dict[str, int]]:
+    """The sealed file of what a task sends, and whom its channels are for."""
+    return _seal(work, lambda path: write_outbox(path, boxes))
+
+
 def _seal(work: Work, write: Callable[[Path], dict[str, int]]) -> tuple[FileRef, dict[str, int]]:
     """The sealed file of an outbox, and whom its channels are for."""
     raw = work.tmp / f"outbox-{secrets.token_hex(8)}"
     sends = write(raw)
-    digest = sha256_file(raw)
-    file = FileRef(name=f"{digest[:32]}.outbox", bytes=raw.stat().st_size, digest=digest)
+    sha = sha256_file(raw)
+    file = FileRef(name=f"{sha[:32]}.outbox", bytes=raw.stat().st_size, digest=sha)
     work.seal(raw, file.name)
     return file, sends
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from pipeline.corpus import Materialized
-from pipeline.engine.records import FileRef, TableRecord
+from pipeline.engine.records import FileRef
 from pipeline.engine.sealed import arrow_batches
 from pipeline.events import Warned
 from pipeline.output.against import write_reference
+from pipeline.output.dropped import write_dropped
 from pipeline.output.materialize import mix
 from pipeline.output.members import Member, cut_members, pack_members, write_members
 from pipeline.output.placed import Placed
 from pipeline.output.report import write_report
-from pipeline.output.shards import Boundary, DroppedTask
 from stages.contract.files import atomic_file, on_disk
 from stages.contract.manifest import (
     FILE_NAME,
@@ -42,7 +42,6 @@ from stages.contract.manifest import (
 from stages.contract.names import canonical_json, digest
 from stages.contract.problem import Problem, RunError
 from stages.contract.shard import token_dtype
-from stages.stage import GlobalStage
 from stages.storage.address import Address
 from stages.tokenizer.encode import Encoder
 
@@ -64,7 +63,7 @@ def finish(build: Build, state: BuildState) -> Any:
     if isinstance(build.corpus.output.mixture, Materialized):
         members = [*(member.without_shards() for member in members), mix(build, state, members, encoder)]
     pack_members(build, state, members)
-    dropped = _write_dropped(build, state)
+    dropped = write_dropped(build, state)
     out = build.store.out
     files = _final_files(build, state, members, dropped)
     placed = Placed(build.store)
@@ -110,48 +109,13 @@ def _check_roundtrip(state: BuildState) -> None:
         )
 
 
-def _write_dropped(build: Build, state: BuildState) -> dict[str, TableRecord]:
-    """The tables of dropped documents, by source."""
-    done: dict[str, TableRecord] = {}
-    tasks, owners = [], {}
-    for source in build.inputs:
-        files, marks = [], []
-        boundaries = tuple(
-            Boundary(b.use.label, b.facts.evidence, tuple(sorted(b.parts.items())))
-            for b in state.boundaries
-            if b.facts.evidence.boxes and isinstance(b.use.stage, GlobalStage) and b.use.stage.runs_on(source)
-        )
-        for index, part in enumerate(state.parts):
-            if part.source == source:
-                files += [(file, index) for file in part.dropped]
-        marks = [[f.digest for f, _ in files], [[f.digest for f in b.evidence.boxes] for b in boundaries]]
-        key = digest("dropped", source, canonical_json(marks))
-        record = build.store.get(key, TableRecord)
-        if record is not None:
-            done[source] = record
-            continue
-        owners[key] = source
-        tasks.append(DroppedTask(key, f"dropped/{source}", str(build.store.work), tuple(files), boundaries))
-
-    def book(task: DroppedTask, record: TableRecord) -> None:
-        build.store.put(task.key, record)
-        done[owners[task.key]] = record
-
-    state.ran["dropped"] = len(tasks)
-    build.driver.run("write the tables of dropped documents", tasks, len(done), book)
-    return done
-
-
 def _final_files(
-    build: Build, state: BuildState, members: Sequence[Member], dropped: dict[str, TableRecord]
+    build: Build, state: BuildState, members: Sequence[Member], dropped: dict[str, FileRef]
 ) -> dict[str, FileRef]:
     """Path in the output folder -> sealed file."""
-    files: dict[str, FileRef] = {}
+    files = dict(dropped)
     for member in members:
         files |= member.files(build.corpus.output.layout)
-    for source, table in sorted(dropped.items()):
-        if table.rows:
-            files[f"dropped/{source}.arrow"] = table.file
     for boundary in state.boundaries:
         for name, file in sorted(boundary.facts.artifact.items()):
             files[_place_of(name)] = file

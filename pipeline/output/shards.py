@@ -1,4 +1,4 @@
-"""The last step: from token parts to shards, the holdout, and the table of what was dropped.
+"""The last step: from token parts to shards and the holdout.
 
 The driver knows the token length of every document (12 bytes each, one source at a time) and cuts shards from
 their running sum in canonical order, so many small tasks fill one shard and the cut depends on nothing else.
@@ -12,7 +12,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.engine.records import FileRef, Part, Routes, RowsRecord, ShardRecord, TableRecord
+from pipeline.engine.records import FileRef, Part, RowsRecord, ShardRecord
 from pipeline.engine.sealed import ArrowFile, SealedFile, arrow_batches, part_batches, part_column
 from pipeline.engine.state import Outcome
 from pipeline.engine.work import Work
-from pipeline.engine.writer import DROPPED, DROPPED_TEXTS
 from stages.contract.files import on_disk
 from stages.contract.rows import rows_kind
 from stages.contract.shard import Documents, read_index, token_dtype, write_shard
-from stages.document import with_column
-from stages.exchange import read_inbox
 from stages.shards.arrow_shard import write_arrow_shard
 from stages.shards.pack import pack_shard
 from stages.storage.address import Address
@@ -280,90 +276,6 @@ class RowsTask:
         file = SealedFile(work, rows_kind(self.length))
         file.write(packing.rows.to_bytes())
         yield RowsRecord(file=file.seal(), groups=packing.groups)
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """The evidence of one global stage: whom each dropped document was dropped for."""
-
-    label: str
-    evidence: Routes
-    parts: tuple[tuple[int, Part], ...]  # every part that took part, by index
-
-
-@dataclass(frozen=True)
-class DroppedTask:
-    """Writes the table of dropped documents of one source, with the id of the survivor where there is one."""
-
-    key: str
-    name: str
-    folder: str
-    files: tuple[
-        tuple[FileRef, int], ...
-    ]  # per pass and part: the rows, and the index of the part they were in
-    boundaries: tuple[Boundary, ...]
-
-    def run(self) -> Iterator[TableRecord]:
-        """One record: the table."""
-        work = Work(self.folder)
-        rows = 0
-        texts: dict[tuple[str, str], int] = {}
-        survivors = {b.label: Survivors(work.data, b) for b in self.boundaries}
-        with ArrowFile(work, "table.arrow", "lz4") as out:
-            out.write(_with_survivors(pa.RecordBatch.from_pylist([], schema=DROPPED), -1, survivors))
-            for file, index in self.files:
-                for batch in arrow_batches(work.data / file.name):
-                    batch = _cap_texts(batch, texts)
-                    out.write(_with_survivors(batch, index, survivors))
-                    rows += batch.num_rows
-            yield TableRecord(file=out.seal(), rows=rows)
-
-
-class Survivors:
-    """Looks up who was kept for a dropped row."""
-
-    def __init__(self, data: Any, boundary: Boundary) -> None:
-        self._data, self._routes = data, boundary.evidence
-        self._parts = dict(boundary.parts)
-        self._ids = lru_cache(maxsize=64)(lambda index: part_column(data, self._parts[index], "id"))
-        self._evidence = lru_cache(maxsize=4)(self._read)
-
-    def _read(self, index: int) -> dict[int, tuple[int, int, float]]:
-        table = read_inbox([self._data / file.name for file in self._routes.of(index)], "evidence", index)
-        if not table.num_columns:
-            return {}
-        columns = [
-            table.column(n).to_pylist() for n in ("row", "survivor_part", "survivor_row", "similarity")
-        ]
-        return {
-            row: (part, survivor, similarity)
-            for row, part, survivor, similarity in zip(*columns, strict=True)
-        }
-
-    def of(self, index: int, row: int) -> tuple[bytes, float] | None:
-        """`(survivor's id, similarity)` of a row of the part `index`, or None."""
-        found = self._evidence(index).get(row)
-        return None if found is None else (self._ids(found[0])[found[1]].as_py(), found[2])
-
-
-def _with_survivors(batch: pa.RecordBatch, index: int, survivors: dict[str, Survivors]) -> pa.RecordBatch:
-    found: list[tuple[bytes, float] | None] = []
-    for label, row in zip(batch.column("stage").to_pylist(), batch.column("row").to_pylist(), strict=True):
-        found.append(survivors[label].of(index, row) if row >= 0 and label in survivors else None)
-    batch = batch.drop_columns(["row"])
-    batch = with_column(batch, "survivor", pa.array([f[0] if f else None for f in found], pa.binary(16)))
-    return with_column(batch, "similarity", pa.array([f[1] if f else None for f in found], pa.float32()))
-
-
-def _cap_texts(batch: pa.RecordBatch, seen: dict[tuple[str, str], int]) -> pa.RecordBatch:
-    keep = []
-    for stage, reason in zip(
-        batch.column("stage").to_pylist(), batch.column("reason").to_pylist(), strict=True
-    ):
-        seen[stage, reason] = seen.get((stage, reason), 0) + 1
-        keep.append(seen[stage, reason] <= DROPPED_TEXTS)
-    texts = pc.if_else(pa.array(keep, pa.bool_()), batch.column("text"), pa.scalar(None, pa.large_string()))
-    return with_column(batch, "text", texts)
 
 
 def place(source: Any, target: Any) -> None:

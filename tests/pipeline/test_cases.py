@@ -63,7 +63,7 @@ def texts(folder: Path) -> list[str]:
 
 
 def dropped(folder: Path, source: str = "web") -> list[dict]:
-    path = folder / "out" / "dropped" / f"{source}.arrow"
+    path = folder / "out" / "dropped" / source / "00000.arrow"
     return arrow_table(path).to_pylist() if path.exists() else []
 
 

@@ -73,7 +73,7 @@ def test_every_document_of_a_shard_is_its_text_and_one_eos(built: Path) -> None:
 
 
 def test_a_dropped_document_names_its_survivor(built: Path) -> None:
-    table = arrow_table(built / "out" / "dropped" / "web.arrow")
+    table = arrow_table(built / "out" / "dropped" / "web" / "00000.arrow")
     exact = [row for row in table.to_pylist() if row["stage"] == "exact-dedup" and row["user_id"].endswith("-3")]
     kept = {row["id"] for docs in (built / "out").glob("*/books/docs-*.arrow") for row in arrow_table(docs).to_pylist()}
     assert len(exact) == 6
@@ -236,7 +236,8 @@ def test_until_stops_early_and_goes_on_later(tmp_path: Path) -> None:
     assert early.manifest is None
     assert (tmp_path / "out" / "tokenizer" / "tokenizer.json").exists()
     late = run_build(config)
-    assert set(ran(late)) == {"pass 2", "shards", "dropped"}
+    named = {f"{stage}: {what} survivors" for stage in ("exact-dedup", "minhash-dedup") for what in ("ask for", "name")}
+    assert set(ran(late)) == {"pass 2", "shards", "dropped", *named}
 
 
 def test_everything_dropped_is_an_error(tmp_path: Path) -> None:

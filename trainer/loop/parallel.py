@@ -40,7 +40,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from stages.contract.problem import Problem, RunError, SpecError
-from trainer.launch import cores
+from trainer.launch import cores, keep_freed_memory
 
 #: How long a collective may wait for a silent peer. A dead one is noticed at once: its connection closes.
 PATIENCE = datetime.timedelta(minutes=10)
@@ -148,6 +148,8 @@ def join(kind: Literal["cpu", "cuda"], rendezvous: str | None = None, threads: i
     local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
     torch.set_num_threads(threads or max(1, cores() // beside))
     device = torch.device("cpu")
+    if kind == "cpu":
+        keep_freed_memory()
     if kind == "cuda":
         if not torch.cuda.is_available():
             message = f"there is a GPU, but torch {torch.__version__} cannot use it"

@@ -9,10 +9,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, ENOUGH, estimate, read_rates
+from pipeline.commands.estimate import DRIVER, DRIVER_SMALL, EFFICIENCY, ENOUGH, SLOWEST, estimate, read_rates
 from pipeline.corpus import load_corpus
 from pipeline.engine.plan import make_plan
 from pipeline.events import Event, PassDone, PassStarted, TaskDone
+from pipeline.output.dropped import PARTS
 from stages.contract.problem import SpecError
 from tests.pipeline.corpora import make_inputs, write_config
 
@@ -70,7 +71,7 @@ def test_after_a_build_plan_knows_its_own_rates(tmp_path: Path) -> None:
 
 
 def test_what_grows_and_what_all_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of one task stands for a corpus of many; the tokenizer is trained on as much text, and one table is written."""
+    """A sample of one task stands for a corpus of many; the tokenizer is trained on as much text, and a table is of many parts."""
     monkeypatch.setattr("pipeline.engine.inputs.TASK_BYTES", 1000)
     make_inputs(tmp_path / "in", files=60)
     config = write_config(tmp_path, tmp_path / "in")
@@ -86,7 +87,9 @@ def test_what_grows_and_what_all_wait_for(tmp_path: Path, monkeypatch: pytest.Mo
     text = data["text_bytes"]
     parts = sum(len(inputs.tasks) for inputs in plan.inputs.values())
     assert parts >= ENOUGH
+    groups = sum(-(-len(inputs.tasks) // PARTS) for inputs in plan.inputs.values())
     work = text / 8000 * (4.0 + 1.0) + 2.0
     assert data["cpu_hours"] * 3600 == pytest.approx(work)
-    web = sum(path.stat().st_size for path in (tmp_path / "in" / "web").glob("*"))
-    assert data["hours"] * 3600 == pytest.approx(web / 8000)  # the table of the largest source, in one task
+    waits = SLOWEST * (text / 8000 * 4.0 + 2.0) / parts + text / 8000 * 1.0 / groups  # few tables: one takes as long as another
+    driver = DRIVER * (parts + groups) + DRIVER_SMALL * parts
+    assert data["hours"] * 3600 == pytest.approx(work / (100 * 64 * EFFICIENCY) + waits + driver)

@@ -32,7 +32,7 @@ def call(*arguments: object) -> tuple[int, str, list[dict]]:
 
 
 def near(built: Path) -> dict:
-    rows = arrow_table(built / "dropped" / "web.arrow").to_pylist()
+    rows = arrow_table(built / "dropped" / "web" / "00000.arrow").to_pylist()
     return next(row for row in rows if row["stage"] == "minhash-dedup")
 
 

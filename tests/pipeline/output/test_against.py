@@ -36,7 +36,7 @@ def config(folder: Path, name: str, path: object, against: str = "", near: str =
 
 def dropped(folder: Path, name: str) -> dict[str, dict]:
     """Rows of the table of dropped documents, by the user's id."""
-    return {row["user_id"]: row for row in arrow_table(folder / f"out-{name}" / "dropped" / "web.arrow").to_pylist()}
+    return {row["user_id"]: row for row in arrow_table(folder / f"out-{name}" / "dropped" / "web" / "00000.arrow").to_pylist()}
 
 
 def kept(folder: Path, name: str) -> dict[str, bytes]:
