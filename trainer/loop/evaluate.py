@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from trainer.loader import Loader
+from trainer.loop.metrics import finite_or_none
 from trainer.loop.parallel import World, after_look
 from trainer.loop.pipeline import looked
 from trainer.model import Llama
@@ -120,6 +121,18 @@ def evaluate(
         if held.targets:
             found[source.name] = held
     return found
+
+
+def eval_record(found: Mapping[str, Held], whole: Held, step: int) -> dict[str, Any]:
+    """The metrics line of an evaluation after `step` steps: `whole` is the sum of what was found for each source."""
+    record: dict[str, Any] = {"kind": "eval", "step": step, "loss": finite_or_none(whole.loss)}
+    record["losses"] = {name: finite_or_none(held.loss) for name, held in found.items()}
+    if whole.bits_per_byte is not None:
+        record["bits_per_byte"] = finite_or_none(whole.bits_per_byte)
+        record["bits_per_byte_of"] = {
+            name: held.bits_per_byte and finite_or_none(held.bits_per_byte) for name, held in found.items()
+        }
+    return record
 
 
 def held_text(found: Mapping[str, Held], step: int) -> str:

@@ -9,7 +9,6 @@ between steps is the tensors and a few numbers (`records.State`); rate, phase an
 from __future__ import annotations
 
 import gc
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -28,13 +27,12 @@ from trainer.dataset import pinned
 from trainer.launch import PREEMPTED, Stop
 from trainer.loader import Batch, Loader
 from trainer.loop import guard, incident, noise, oom, sinks
-from trainer.loop.evaluate import Held, evaluate
-from trainer.loop.flops import definition, peak_of, token_flops
+from trainer.loop.evaluate import Held, eval_record, evaluate
+from trainer.loop.flops import definition, peak_of
 from trainer.loop.guard import Ruling, Verdict
-from trainer.loop.metrics import Metrics, Ticker, batch_rows, finite_or_none
+from trainer.loop.metrics import Metrics, Ticker, batch_rows, step_record
 from trainer.loop.optim import Updater
 from trainer.loop.parallel import World
-from trainer.loop.schedule import rate_at
 from trainer.loop.step import Measured, Numbers, Stepper
 from trainer.loop.window import Window
 from trainer.model import build, fill
@@ -44,9 +42,6 @@ from trainer.planned import Plan
 #: between two of them (a forward pass is a third of a training pass), or a small run would mostly evaluate.
 HOLDOUT_ROWS = 256
 HOLDOUT_ROWS_LEAST = 4
-
-#: How an allocator says that host memory is full; on a GPU it is an error of its own.
-_HOST_IS_FULL = re.compile(r"can't allocate memory|std::bad_alloc")
 
 
 @dataclass(frozen=True)
@@ -259,7 +254,7 @@ class Fit:
             try:
                 measured = self.train_step(batch, self.now)
             except (RuntimeError, MemoryError) as error:
-                raise self._explained(error) from error
+                raise oom.explained(error, self.plan, self.now, self.micro, self.world) from error
             self.window.after(self.now, waited, self.say)
             self.pending.append(Pending(measured, batch, time.perf_counter() - began, waited))
             self.now += 1
@@ -284,14 +279,6 @@ class Fit:
         if self._feed is None:
             self._feed = self.loader.batches(self.now, self.world.reader, self.world.readers, self.micro)
         return next(self._feed)
-
-    def _explained(self, error: RuntimeError | MemoryError) -> Exception:
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError) or _HOST_IS_FULL.search(str(error))
-        if not full:
-            return error
-        message = f"rank {self.world.rank} ran out of memory on {self.world.device} at step {self.now + 1:,}"
-        setting = oom.setting_at(self.plan, self.now, self.micro, self.world.readers, self.world.device.type == "cpu")
-        return RunError(Problem("T005", message, repairs=("in this order:", *oom.advice(setting, self.world.memory()))))
 
     def _boundary(self) -> End | None:
         """What is due between two steps: a look at them, evaluation, a checkpoint, the end (None: go on)."""
@@ -364,37 +351,17 @@ class Fit:
         update: dict[str, Any] = {}
         if self.stepper.scaler.on:
             update |= {"scale": numbers.scale, "scale_good": numbers.scale_good}
-        if numbers.first is not None and numbers.verdict < Verdict.OVERFLOW:
+        if numbers.first is not None and not numbers.skipped:
             big = (numbers.norm**2, float(numbers.targets))
             update["noise"] = noise.followed(state.noise, big, numbers.first)
         return state.model_copy(update=update)
 
     def _record(self, numbers: Numbers, one: Pending) -> None:
         """The metrics line and the live line of a step done."""
-        step = one.measured.step
-        phase = self.plan.phase_at(step)
-        speed = phase.tokens_per_step / one.seconds
-        flops = speed * token_flops(self.plan.model, one.measured.context)
-        record = {
-            "kind": "step",
-            "step": step + 1,
-            "phase": phase.name,
-            "loss": finite_or_none(numbers.loss),
-            "losses": {name: finite_or_none(loss) for name, loss in numbers.losses.items()},
-            "lr": rate_at(self.plan, step),
-            "grad_norm": finite_or_none(numbers.norm),
-            "tokens": self.plan.tokens_at(step + 1),
-            "targets": numbers.targets,
-            "digest": numbers.digest,
-            "skipped": numbers.verdict >= Verdict.OVERFLOW,
-            "seconds": round(one.seconds, 6),
-            "tokens_per_second": round(speed, 3),
-            "data_wait": round(one.waited, 6),
-            "flops_per_second": round(flops),
-            "memory": peak_memory(self.world.device),
-        }
+        record = step_record(self.plan, numbers, one.measured.step, one.seconds, one.waited, one.measured.context)
+        record["memory"] = peak_memory(self.world.device)
         if self.peak is not None:
-            record["mfu"] = round(flops / self.world.size / self.peak, 4)
+            record["mfu"] = round(record["flops_per_second"] / self.world.size / self.peak, 4)
         if self.stepper.scaler.on:
             record["loss_scale"] = numbers.scale
         if (scale := noise.scale_of(self.state.noise)) is not None:
@@ -423,23 +390,12 @@ class Fit:
         if self.world.first:
             rows = batch_rows(self.loader.batch(step, 0, 1, self.micro), self.sources)
             incident.write(self.out, self.plan, numbers, step, decision, documents, rows, in_a_row)
-        what = f"loss {numbers.loss}, gradient norm {numbers.norm}"
-        if numbers.verdict != Verdict.NONFINITE:
-            what += f", {max(numbers.z):.1f} deviations above the steps before"
         first = documents[0] if documents else None
         suspect = f"; most suspect: document {first['id']} of {first['source']}" if first else ""
         done = "was taken" if taken else "was skipped on every rank"
-        self.say(f"step {step + 1:,} {done}: {what}{suspect}; all of it in {path}")
-        if ruling.act != "stop":
-            return
-        many = f"{in_a_row} steps in a row" if in_a_row > 1 else f"step {step + 1:,}"
-        had = "had no finite loss and gradient norm" if numbers.verdict == Verdict.NONFINITE else "were far off"
-        back = f", after going back {self.state.rollbacks} times" if self.state.rollbacks else ""
-        repairs = (
-            f"look at the documents in {path}",
-            "lower lr_schedule.peak_lr or optimizer.grad_clip; the last checkpoint is sound",
-        )
-        raise RunError(Problem("T003", f"{many} {had} (now {what}){back}", repairs=repairs))
+        self.say(f"step {step + 1:,} {done}: {incident.what(numbers)}{suspect}; all of it in {path}")
+        if ruling.act == "stop":
+            raise incident.the_end(numbers, step, in_a_row, self.state.rollbacks, path)
 
     def _roll_back(self, step: int) -> None:
         """Go back to the last healthy checkpoint before the bad steps that end with `step`, and pass over their data."""
@@ -489,14 +445,7 @@ class Fit:
         if not found:
             return False
         whole = sum(found.values(), Held())
-        record = {"kind": "eval", "step": self.state.step, "loss": finite_or_none(whole.loss)}
-        record["losses"] = {name: finite_or_none(held.loss) for name, held in found.items()}
-        if whole.bits_per_byte is not None:
-            record["bits_per_byte"] = finite_or_none(whole.bits_per_byte)
-            record["bits_per_byte_of"] = {
-                name: held.bits_per_byte and finite_or_none(held.bits_per_byte) for name, held in found.items()
-            }
-        self._write(record)
+        self._write(eval_record(found, whole, self.state.step))
         better = self.state.best_loss is None or whole.loss < self.state.best_loss
         update: dict[str, Any] = {"evals_since_best": self.state.evals_since_best + 1}
         if better:

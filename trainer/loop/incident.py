@@ -18,9 +18,11 @@ import torch
 
 from stages.contract.files import write_atomic
 from stages.contract.names import canonical_json
+from stages.contract.problem import Problem, RunError
 from trainer.loader import Loader
 from trainer.look import add_origins
 from trainer.loop.evaluate import to_device
+from trainer.loop.guard import Verdict
 from trainer.loop.parallel import World, after_look
 from trainer.loop.pipeline import looked
 from trainer.loop.step import Numbers
@@ -112,3 +114,23 @@ def write(
     }
     write_atomic(path, canonical_json(record) + b"\n")
     return path
+
+
+def what(numbers: Numbers) -> str:
+    """What was measured of a bad step, for a sentence."""
+    said = f"loss {numbers.loss}, gradient norm {numbers.norm}"
+    if numbers.verdict != Verdict.NONFINITE:
+        said += f", {max(numbers.z):.1f} deviations above the steps before"
+    return said
+
+
+def the_end(numbers: Numbers, step: int, in_a_row: int, rollbacks: int, path: Path) -> RunError:
+    """Why the run does not go on behind a bad step (0-based), the last of so many in a row."""
+    many = f"{in_a_row} steps in a row" if in_a_row > 1 else f"step {step + 1:,}"
+    had = "had no finite loss and gradient norm" if numbers.verdict == Verdict.NONFINITE else "were far off"
+    back = f", after going back {rollbacks} times" if rollbacks else ""
+    repairs = (
+        f"look at the documents in {path}",
+        "lower lr_schedule.peak_lr or optimizer.grad_clip; the last checkpoint is sound",
+    )
+    return RunError(Problem("T003", f"{many} {had} (now {what(numbers)}){back}", repairs=repairs))

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from stages.contract.names import canonical_json
 from stages.contract.problem import printable
 from trainer.loader import Batch
 from trainer.loop.curves import loss_svg, page, thinned
+from trainer.loop.flops import token_flops
+from trainer.loop.schedule import rate_at
 from trainer.loop.sinks import Sink
+from trainer.planned import Plan
+
+if TYPE_CHECKING:
+    from trainer.loop.step import Numbers
 
 #: Fields that differ between two runs of the same plan.
 TIMING = ("seconds", "tokens_per_second", "data_wait", "flops_per_second", "mfu", "memory")
@@ -67,6 +73,34 @@ class Metrics:
         self._file.close()
         for sink in self._sinks:
             sink.close()
+
+
+def step_record(
+    plan: Plan, numbers: Numbers, step: int, seconds: float, waited: float, context: float
+) -> dict[str, Any]:
+    """The metrics line of a step (0-based) that took so many seconds, `waited` of them for its batch.
+
+    context  mean length of the documents that its tokens stand in
+    """
+    phase = plan.phase_at(step)
+    speed = phase.tokens_per_step / seconds
+    return {
+        "kind": "step",
+        "step": step + 1,
+        "phase": phase.name,
+        "loss": finite_or_none(numbers.loss),
+        "losses": {name: finite_or_none(loss) for name, loss in numbers.losses.items()},
+        "lr": rate_at(plan, step),
+        "grad_norm": finite_or_none(numbers.norm),
+        "tokens": plan.tokens_at(step + 1),
+        "targets": numbers.targets,
+        "digest": numbers.digest,
+        "skipped": numbers.skipped,
+        "seconds": round(seconds, 6),
+        "tokens_per_second": round(speed, 3),
+        "data_wait": round(waited, 6),
+        "flops_per_second": round(speed * token_flops(plan.model, context)),
+    }
 
 
 def read(path: Path) -> list[dict[str, Any]]:

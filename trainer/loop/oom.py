@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
+import torch
+
+from stages.contract.problem import Problem, RunError
+from trainer.loop.parallel import World
 from trainer.planned import Plan
 from trainer.planning.figures import size
 from trainer.planning.memory import Setting, ledger, ways_out
+
+#: How an allocator says that host memory is full; on a GPU it is an error of its own.
+_HOST_IS_FULL = re.compile(r"can't allocate memory|std::bad_alloc")
+
+
+def explained(error: RuntimeError | MemoryError, plan: Plan, step: int, micro: int, world: World) -> Exception:
+    """The error of a step (0-based) as one that says what to change, if it is that memory is full; else itself."""
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or _HOST_IS_FULL.search(str(error))
+    if not full:
+        return error
+    message = f"rank {world.rank} ran out of memory on {world.device} at step {step + 1:,}"
+    setting = setting_at(plan, step, micro, world.readers, world.device.type == "cpu")
+    return RunError(Problem("T005", message, repairs=("in this order:", *advice(setting, world.memory()))))
 
 
 def setting_at(plan: Plan, step: int, micro: int, readers: int, on_cpu: bool) -> Setting:

@@ -64,6 +64,11 @@ class Numbers:
     digest: str
     first: tuple[float, float] | None
 
+    @property
+    def skipped(self) -> bool:
+        """Whether there was no update."""
+        return self.verdict >= Verdict.OVERFLOW
+
     @classmethod
     def read(cls, numbers: Sequence[float], whole: Sequence[int], sources: Sequence[str], ranks: int) -> Numbers:
         """From the vectors of `Measured` on the host."""
