@@ -47,6 +47,7 @@ class Ahead(Generic[T]):
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
+        held: list[T] = []  # empty while the other works: its memory goes when the other lets go, not within a wait
         for _ in self._steps:
             began = time.perf_counter()
             with self._changed:
@@ -59,7 +60,9 @@ class Ahead(Generic[T]):
             self._waits.waiting += time.perf_counter() - began
             if isinstance(made, BaseException):
                 raise made
-            yield made
+            held.append(made)
+            del made
+            yield held.pop()
 
     def close(self) -> None:
         """Ends the thread and waits for it."""
