@@ -23,8 +23,9 @@ SPREAD_STEPS = 2_000
 #: Worlds whose ranks must share out the same batches.
 WORLDS = (1, 2, 3, 4, 7, 8, 16)
 
-#: How far a batch may be from the share of a source, in sequences, and 1,000 steps from it, as a share.
-BATCH_BOUND = 3.0
+#: How far a batch may be from the share of a source, in sequences (two of the whole number next to it), and 1,000 steps
+#: from it, as a share.
+BATCH_BOUND = 2.5
 SHARE_BOUND = 0.001
 WINDOW = 1_000
 

@@ -16,8 +16,8 @@ class Tree:
 
     A node that holds `left` of `total` slots sends slot n to the left iff floor((n + 1) left / total) rises there.
     The tree is a Huffman tree (Huffman 1952) of the counts; each level adds less than one to the error of its
-    parent's, scaled by its share: batches of random mixtures held each source to within two of its share, and of six
-    thousand small adversarial plans three had a batch with more (2.2).
+    parent's, scaled by its share. Of 5.8 million batches of 26,000 random mixtures none was more than two sequences off the
+    whole number next to its share of a source, and 23 were more than 2 off the share itself (2.3 at most).
     Sources of equal count are told apart by `ranks`, so that the order they are listed in does not matter.
     """
 
