@@ -51,7 +51,8 @@ def compare(setting: Setting, near: float = NEAR) -> None:
     assert own.used == pytest.approx(traced.total, rel=near), (own, traced)
     assert own.parts["weights"] == pytest.approx(traced.parts["weights"], rel=0.001)
     assert own.parts["optimizer"] == pytest.approx(traced.parts["optimizer"], rel=0.001)
-    if own.moment == "loss":
+    others = max(one.used for one in moments(setting) if one.moment != "loss")
+    if own.moment == "loss" and others < (1 - NEAR) * own.used:  # else the tracer may stand at another moment
         assert own.parts["activations"] == pytest.approx(traced.parts["activations"], rel=NEAR)
 
 
