@@ -135,8 +135,8 @@ def options_of_a_tool(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MANIFESTS = click.option(
-    "--manifest", "manifest_paths", metavar="M", multiple=True, type=click.Path(path_type=Path),
-    help="manifest.json of the run's corpus, or its folder; left out: where the run found it.",
+    "--manifest", "manifest_paths", metavar="M", multiple=True, type=Place(),
+    help="manifest.json of the run's corpus, its folder, or an address of either; left out: where the run found it.",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.trainer.corpora import make_corpus, random_documents
 from trainer.config import read_plan
 from trainer.loader import Loader
 from trainer.planning.plan import Machine, Plan, resolve
+from trainer.tools.runs import corpora, open_run
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -76,7 +78,6 @@ def test_a_shard_of_a_store_that_is_cut_short_is_found_at_the_start(both: tuple[
         Loader([store], planned(disk))
 
 
-@pytest.mark.long
 def test_a_run_from_a_store_is_the_run_from_the_disk(both: tuple[Path, Address], tmp_path: Path) -> None:
     from tests.trainer.tiny import lines, overrides
 
@@ -87,3 +88,11 @@ def test_a_run_from_a_store_is_the_run_from_the_disk(both: tuple[Path, Address],
         done = subprocess.run([*command, *sets], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "here") == lines(tmp_path / "there")
+    (start,) = json.loads((tmp_path / "there" / "run.json").read_bytes())["starts"]
+    assert start["manifests"] == [str(store)]
+    manifests, folders = corpora(open_run(tmp_path / "there"), [])
+    assert [manifest.digest for manifest in manifests] == [load_manifest(disk).digest]
+    assert folders == [store]
+    look = [sys.executable, "-m", "trainer.cli", "batch", "--step", "2", "--manifest", str(store), *sets]
+    done = subprocess.run(look, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

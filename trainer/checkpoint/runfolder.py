@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,9 +19,9 @@ from trainer.loop.parallel import World
 from trainer.planned import Plan
 
 
-def describe_run(out: Path, plan: Plan, world: World, step: int, corpora: Sequence[Path] = ()) -> None:
-    """plan.json: the plan that runs. run.json: where and when, and where the corpora lie, one entry per start; the run
-    itself reads neither."""
+def describe_run(out: Path, plan: Plan, world: World, step: int, corpora: Sequence[Any] = ()) -> None:
+    """plan.json: the plan that runs. run.json: where and when, and where the corpora lie (folders or addresses), one entry per start;
+    the run itself reads neither."""
     write_atomic(
         out / "plan.json",
         json.dumps(plan.to_json(), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n",
@@ -35,7 +36,7 @@ def describe_run(out: Path, plan: Plan, world: World, step: int, corpora: Sequen
             "ranks": world.size,
             "threads": torch.get_num_threads(),
             "deterministic": plan.deterministic,
-            "manifests": [str(folder.resolve()) for folder in corpora],
+            "manifests": [str(folder.resolve() if isinstance(folder, Path) else folder) for folder in corpora],
         }
         | versions(world.device)
     )

@@ -185,8 +185,9 @@ def _write_tokenizer(folder: Path, corpus: Corpus, longest: int) -> None:
     """tokenizer.json as the corpus has it, and what transformers wants to know beside it."""
     entry = corpus.manifests[0].tokenizer
     path = corpus.folder / entry.path
-    spec = json.loads(path.read_bytes())
-    shutil.copyfile(path, folder / "tokenizer.json")
+    content = path.read_bytes()
+    spec = json.loads(content)
+    (folder / "tokenizer.json").write_bytes(content)
     names = {number: token for token, number in spec.get("model", {}).get("vocab", {}).items()}
     names |= {added["id"]: added["content"] for added in spec.get("added_tokens", ())}
     _write_json(folder / "tokenizer_config.json", {

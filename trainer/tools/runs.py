@@ -12,6 +12,7 @@ from typing import Any
 from stages.contract.manifest import Manifest, load_manifest
 from stages.contract.order import Stretch
 from stages.contract.problem import Problem, RunError, SpecError
+from stages.storage.address import located
 from trainer.planned import (
     CheckpointPlan,
     MonitoringPlan,
@@ -82,7 +83,7 @@ def corpora(run: Run, given: Sequence[Path]) -> tuple[list[Manifest], list[Path]
     paths = list(given)
     if not paths:
         named = [start["manifests"] for start in run.starts if start.get("manifests")]
-        paths = [Path(path) for path in named[-1]] if named else []
+        paths = [located(path) for path in named[-1]] if named else []
     hint = ("give them with --manifest, in the order that the run had",)
     missing = [path for path in paths if not path.exists()]
     if not paths or missing:
