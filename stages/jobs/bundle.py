@@ -111,12 +111,13 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _metadata(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The `.dist-info` of the wheel, so that the version is known on the cluster too."""
+    """The `.dist-info` of the wheel, so that the version is known on the cluster too. Nothing of it depends on how the program
+    came to be installed here."""
     try:
-        found = distribution("gristmill")
-        version, described = found.version, found.read_text("METADATA") or ""
+        version = distribution("gristmill").version
     except PackageNotFoundError:
-        version, described = "0", "Metadata-Version: 2.1\nName: gristmill\nVersion: 0\n"
+        version = "0"
+    described = f"Metadata-Version: 2.1\nName: gristmill\nVersion: {version}\n"
     folder = f"gristmill-{version}.dist-info"
     own = {
         f"{folder}/METADATA": described.encode(),
