@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Report, parser
+from benchmarks.train import reading
 
 ORDER = 3
 SPACE = 1 << 21  # more than any token id
@@ -114,15 +115,9 @@ def documents(manifest: Path, held: bool) -> dict[str, list[np.ndarray]]:
 
 def read_by(manifest: Path, sets: tuple[str, ...]) -> list[np.ndarray]:
     """Every piece of a document that a run over this plan reads, as token ids."""
-    from stages.contract.manifest import load_manifest
-    from trainer.config import read_plan
-    from trainer.loader import Loader
-    from trainer.planning.plan import Machine, resolve
-
-    manifests = [load_manifest(manifest)]
-    plan = resolve(read_plan(None, list(sets)), manifests, Machine())
+    _, loader = reading(manifest, list(sets))
     pieces: list[np.ndarray] = []
-    with Loader([manifest.parent], plan, manifests) as loader:
+    with loader:
         for batch in loader.batches(0, micro=8):
             for micro in batch.micros:
                 pieces += np.split(micro["input_ids"].reshape(-1), micro["cu_seqlens"][1:-1])

@@ -34,6 +34,31 @@ def one_core() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
+class Child:
+    """A process that takes turns with others: it says a line when it is ready, and one more for each that it is sent."""
+
+    def __init__(self, *command: str) -> None:
+        self._process: Any = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def go(self) -> None:
+        """Its turn."""
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        """What it says next. RuntimeError when it has ended."""
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of the benchmark ended with exit code {self._process.wait()}")
+        return line.strip()
+
+    def last(self) -> str:
+        """Ends it; what it says then, if anything."""
+        return self._process.communicate()[0].strip()
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that knows --quick and --json."""
     made = argparse.ArgumentParser(description=(description or "").split("\n")[0])

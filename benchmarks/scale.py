@@ -30,7 +30,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Report, parser
+from benchmarks.measure import Child, Report, parser
 
 DOCUMENTS = 1000  # of a made-up part
 PART_ROWS = 500_000
@@ -235,28 +235,14 @@ def on_workers(workers: int, megabytes: int) -> float:
 
 def side_by_side(processes: int, megabytes: int) -> float:
     """MB/s of so many builds of one process each, all begun together: the sum."""
-    script = "from benchmarks.scale import _alone; _alone({})"
     with tempfile.TemporaryDirectory() as name:
-        running: list[Any] = [
-            subprocess.Popen(
-                [sys.executable, "-c", script.format(f"{name + '/' + str(n)!r}, {megabytes // processes}")],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for n in range(processes)
-        ]  # fmt: skip
+        scripts = [f"from benchmarks.scale import _alone; _alone({f'{name}/{n}'!r}, {megabytes // processes})" for n in range(processes)]
+        running = [Child("-c", script) for script in scripts]
         for one in running:
-            _line(one)
+            one.line()
         for one in running:
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        return sum(float(_line(one)) for one in running)
-
-
-def _line(process: Any) -> str:
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"a build ended with exit code {process.wait()}")
-    return line
+            one.go()
+        return sum(float(one.line()) for one in running)
 
 
 def _alone(folder: str, megabytes: int) -> None:
@@ -293,13 +279,13 @@ def measure_overhead(report: Report, quick: bool) -> None:
 def measure_workers(report: Report, quick: bool) -> None:
     """One worker and two; one process and two."""
     megabytes, turns = (40, 1) if quick else (600, 3)
-    for name, measure in (("workers", on_workers), ("processes", side_by_side)):
+    for one_name, two_name, measure in (("1 worker", "2 workers", on_workers), ("1 process", "2 processes", side_by_side)):
         found: dict[int, list[float]] = {1: [], 2: []}
         for _ in range(turns):
             for count, rates in found.items():
                 rates.append(measure(count, megabytes))
         one, two = (statistics.median(rates) for rates in found.values())
-        report.rate(f"2 {name}", two, "MB/s", one, f"1 {name.removesuffix('es' if name == 'processes' else 's')}")
+        report.rate(two_name, two, "MB/s", one, one_name)
 
 
 def measure_shuffle(report: Report, quick: bool) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Report, one_core, parser
+from benchmarks.measure import Child, Report, one_core, parser
 
 PEERS = ("transformers", "huggingface-hub", "litgpt", "lightning-utilities")
 
@@ -266,38 +266,31 @@ def compare(report: Report, options: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         manifest = corpus(Path(folder), SHAPE["vocab"], SHAPE["rows"] * (rounds + 12), SHAPE["length"])
-        running = {name: _start(name, manifest, rounds + 12, options.peers) for name in ("ours", *CONTENDERS)}
-        for name in [name for name, one in running.items() if _line(one) != "ready"]:
-            print(f"{name} is left out: it did not begin", file=sys.stderr)
-            running.pop(name).wait()
+        running: dict[str, Child] = {}
+        for name in ("ours", *CONTENDERS):
+            where = ["--manifest", str(manifest), "--steps", str(rounds + 12), *(["--peers", str(options.peers)] if options.peers else [])]
+            running[name] = Child("-m", "benchmarks.train", "--child", name, *where)
+        for name, one in list(running.items()):
+            try:
+                one.line()
+            except RuntimeError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                del running[name]
         for i in range(rounds + 2):
             for name, one in running.items():
-                one.stdin.write("step\n")
-                one.stdin.flush()
-                spent = float(_line(one))
+                one.go()
+                spent = float(one.line())
                 if i >= 2:
                     seconds.setdefault(name, []).append(spent)
+        rest = running.pop("ours").last()
         for one in running.values():
-            one.stdin.close()
-        rest = float(_line(running["ours"]))
-        for one in running.values():
-            one.wait()
+            one.last()
     rate = {name: SHAPE["rows"] * SHAPE["length"] / statistics.median(some) for name, some in seconds.items()}
     best = max((name for name in rate if name != "ours"), key=lambda name: rate[name])
     for name, value in rate.items():
         if name != "ours":
             report.rate("train.step" if name == best else f"train.step.{name}", rate["ours"], "tokens/s", value, name)
-    report.accuracy("train.step.no.matrix.product", "share", rest, rounds)
-
-
-def _start(name: str, manifest: Path, steps: int, peers: Path | None) -> Any:
-    command = [sys.executable, "-m", "benchmarks.train", "--child", name, "--manifest", str(manifest), "--steps", str(steps)]
-    command += ["--peers", str(peers)] if peers else []
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _line(process: Any) -> str:
-    return process.stdout.readline().strip()
+    report.accuracy("train.step.no.matrix.product", "share", float(rest), rounds)
 
 
 def on_gpu(report: Report, options: argparse.Namespace) -> None:

@@ -11,9 +11,9 @@ of a global stage do:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from stages.contract.names import canonical_json, digest
 from stages.document import with_column
 from stages.exchange import column_values
 from stages.numbering import EVIDENCE
-from stages.stage import GlobalStage, Outbox
+from stages.stage import Outbox
 
 if TYPE_CHECKING:
     from pipeline.engine.run import Build
@@ -47,7 +47,7 @@ _ANSWERED = pa.schema(
 def write_dropped(build: Build, state: BuildState) -> dict[str, FileRef]:
     """Writes the tables: path in the output folder -> sealed file. A table without a row is left out."""
     groups = _groups(build, state)
-    answers = {b.use.label: _survivors(build, state, b, groups) for b in state.boundaries if _has_evidence(b)}
+    answers = {b.use.label: _survivors(build, state, b, groups) for b in state.boundaries if b.facts.evidence.boxes}
     common = tuple(answers.items())  # one value: it travels once
     done: dict[str, TableRecord] = {}
     tasks, paths = [], {}
@@ -71,10 +71,6 @@ def write_dropped(build: Build, state: BuildState) -> dict[str, FileRef]:
     return {path: done[path].file for path, _ in groups if done[path].rows}
 
 
-def _has_evidence(boundary: BoundaryState) -> bool:
-    return bool(boundary.facts.evidence.boxes) and isinstance(boundary.use.stage, GlobalStage)
-
-
 def _groups(build: Build, state: BuildState) -> list[tuple[str, tuple[int, ...]]]:
     """`(path of the table, indices of its parts)`, the parts of each source in their order."""
     of_source: dict[str, list[int]] = {source: [] for source in build.inputs}
@@ -92,35 +88,40 @@ def _cut(indices: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _survivors(
-    build: Build, state: BuildState, boundary: BoundaryState, groups: Sequence[tuple[str, tuple[int, ...]]]
+    build: Build, state: BuildState, boundary: BoundaryState, tables: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Routes:
     """Where the ids of the survivors of a stage lie, by group: rows of `_ANSWERED` on the channel `answered`."""
-    own = [tuple(index for index in indices if index in boundary.parts) for _, indices in groups]
+    own = [tuple(index for index in indices if index in boundary.parts) for _, indices in tables]
     fixed = _cut(sorted(index for index in boundary.parts if index >= FIRST_INDEX))
-    common = Common(str(build.store.work), tuple(own + fixed), boundary.parts, boundary.facts.evidence)
-    label = boundary.use.label
+    groups = tuple(own + fixed)
+    routes, label, mail = boundary.facts.evidence, boundary.use.label, Mail()
     parts = [part.digest() for _, part in sorted(boundary.parts.items())]
-    mark = digest("survivors", canonical_json([common.groups, parts, [f.digest for f in common.routes.boxes]]))
-    mail = Mail()
-    asks = [AskTask(digest(mark, "ask", str(n)), f"{label}: ask {n}", n, common) for n in range(len(own))]
-    for record in run_round(build, state, f"{label}: ask for survivors", asks, StepRecord):
-        mail.add(record)
-    merge(build, state, label, mail, "asked", len(common.groups))
-    common = replace(common, routes=mail.routes("asked"))
-    answers = [
-        AnswerTask(digest(mark, "answer", str(n)), f"{label}: answer {n}", n, common) for n in range(len(common.groups))
-    ]
-    for record in run_round(build, state, f"{label}: name survivors", answers, StepRecord):
-        mail.add(record)
-    merge(build, state, label, mail, "answered", len(own))
-    return mail.routes("answered")
+    mark = digest("survivors", canonical_json([groups, parts, [file.digest for file in routes.boxes]]))
+    for name, send, channel, count, readers in (
+        ("ask for survivors", ask, "asked", len(own), len(groups)),
+        ("name survivors", answer, "answered", len(groups), len(own)),
+    ):
+        common = Common(str(build.store.work), send, groups, boundary.parts, routes)
+        tasks = [SurvivorTask(digest(mark, channel, str(n)), f"{label}: {name} {n}", n, common) for n in range(count)]
+        for record in run_round(build, state, f"{label}: {name}", tasks, StepRecord):
+            mail.add(record)
+        merge(build, state, label, mail, channel, readers)
+        routes = mail.routes(channel)
+    return routes
 
 
 @dataclass(frozen=True)
 class Common:
-    """What all tasks of a round have in common: the groups of parts, the parts as the stage saw them, where rows lie."""
+    """What all tasks of a round have in common.
+
+    send    what each does: `(data, this, number of its group)` -> what it sends, by channel
+    groups  the parts of each group
+    parts   as the stage saw them
+    routes  where the rows lie that the round reads
+    """
 
     folder: str
+    send: Callable[[Any, Common, int], dict[str, Outbox]]
     groups: tuple[tuple[int, ...], ...]
     parts: dict[int, Part]
     routes: Routes
@@ -134,33 +135,8 @@ class Common:
 
 
 @dataclass(frozen=True)
-class AskTask:
-    """Asks for the ids of those that the dropped documents of a group stand behind."""
-
-    key: str
-    name: str
-    index: int
-    common: Common | None
-
-    def run(self) -> Iterator[StepRecord]:
-        """One record: the outbox."""
-        pa.set_cpu_count(1)
-        assert self.common is not None
-        work, tables = Work(self.common.folder), [_ASKED.empty_table()]
-        for index in self.common.groups[self.index]:
-            mine = received(work.data, self.common.routes, "evidence", index)
-            if mine.num_columns:
-                part = pa.array(np.full(len(mine), index, np.uint32))
-                tables.append(mine.append_column(_ASKED.field("part"), part))
-        asked = pa.concat_tables(tables)
-        address = self.common.group_of(column_values(asked, "survivor_part"))
-        file, sends = seal_outbox(work, {"asked": Outbox(address, asked)})
-        yield StepRecord(file=file, sends=sends)
-
-
-@dataclass(frozen=True)
-class AnswerTask:
-    """Looks up the ids that others asked a group for; of each part they are read once."""
+class SurvivorTask:
+    """A group's part in a round."""
 
     key: str
     name: str
@@ -172,21 +148,33 @@ class AnswerTask:
         pa.set_cpu_count(1)
         assert self.common is not None
         work = Work(self.common.folder)
-        asked = received(work.data, self.common.routes, "asked", self.index)
-        asked = asked.sort_by("survivor_part") if asked.num_columns else _ASKED.empty_table()
-        parts, counts = np.unique(column_values(asked, "survivor_part"), return_counts=True)
-        ids, first = [pa.array([], pa.binary(16))], 0
-        for part, count in zip(parts.tolist(), counts.tolist(), strict=True):
-            rows = asked.column("survivor_row").slice(first, count).combine_chunks()
-            first += count
-            ids.append(part_column(work.data, self.common.parts[part], "id").cast(pa.binary(16)).take(rows))
-        answered = pa.table(
-            [asked["part"], asked["row"], pa.chunked_array(ids), asked["similarity"]], schema=_ANSWERED
-        )
-        file, sends = seal_outbox(
-            work, {"answered": Outbox(self.common.group_of(column_values(asked, "part")), answered)}
-        )
+        file, sends = seal_outbox(work, self.common.send(work.data, self.common, self.index))
         yield StepRecord(file=file, sends=sends)
+
+
+def ask(data: Any, common: Common, group: int) -> dict[str, Outbox]:
+    """Whom the dropped documents of a group stand behind, to the groups of these."""
+    tables = [_ASKED.empty_table()]
+    for index in common.groups[group]:
+        mine = received(data, common.routes, "evidence", index)
+        if mine.num_columns:
+            tables.append(mine.append_column(_ASKED.field("part"), pa.array(np.full(len(mine), index, np.uint32))))
+    asked = pa.concat_tables(tables)
+    return {"asked": Outbox(common.group_of(column_values(asked, "survivor_part")), asked)}
+
+
+def answer(data: Any, common: Common, group: int) -> dict[str, Outbox]:
+    """The ids that others asked a group for, to them; of each part they are read once."""
+    asked = received(data, common.routes, "asked", group)
+    asked = asked.sort_by("survivor_part") if asked.num_columns else _ASKED.empty_table()
+    parts, counts = np.unique(column_values(asked, "survivor_part"), return_counts=True)
+    ids, first = [pa.array([], pa.binary(16))], 0
+    for part, count in zip(parts.tolist(), counts.tolist(), strict=True):
+        rows = asked.column("survivor_row").slice(first, count).combine_chunks()
+        first += count
+        ids.append(part_column(data, common.parts[part], "id").cast(pa.binary(16)).take(rows))
+    answered = pa.table([asked["part"], asked["row"], pa.chunked_array(ids), asked["similarity"]], schema=_ANSWERED)
+    return {"answered": Outbox(common.group_of(column_values(asked, "part")), answered)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from stages.contract.files import sha256_file
 from stages.contract.problem import RunError, SpecError
 from tests.trainer.tiny import alone, ids, model
 from trainer import checkpoint
-from trainer.checkpoint import COMPLETE, Stamp
+from trainer.checkpoint import COMPLETE, Stamp, keeping
 from trainer.checkpoint.records import History, Identity, State, check_identity
 from trainer.loop import optim
 from trainer.model.attention import Segments
@@ -107,7 +107,7 @@ def test_the_rest_of_a_killed_save_is_named_and_does_not_stop_a_fresh_start(tmp_
     found, skipped = checkpoint.newest(tmp_path)
     assert found is None
     assert "not finished" in skipped[0].reason
-    checkpoint.clear_unfinished(tmp_path)
+    keeping.clear_unfinished(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -163,13 +163,13 @@ def test_a_disk_that_is_full_stops_before_anything_is_written(tmp_path, monkeypa
 def test_rotation_goes_by_number_and_spares_last_and_best(tmp_path, keep_last, kept):
     for step in (900, 1000, 9900, 10000, 10100):
         save(tmp_path, step)
-        checkpoint.rotate(tmp_path, keep_last, {900})
+        keeping.rotate(tmp_path, keep_last, {900})
         assert step in checkpoint.folders(tmp_path)
         assert 900 in checkpoint.folders(tmp_path)
     assert list(checkpoint.folders(tmp_path)) == kept
-    assert checkpoint.outdated([10000, 9900], 0, set()) == [9900]
-    assert checkpoint.outdated([99_999_999, 100_000_000], 1, set()) == [99_999_999]
-    assert checkpoint.outdated([5, 10, 15, 20], 1, set(), every=10) == [5, 15]
+    assert keeping.outdated([10000, 9900], 0, set()) == [9900]
+    assert keeping.outdated([99_999_999, 100_000_000], 1, set()) == [99_999_999]
+    assert keeping.outdated([5, 10, 15, 20], 1, set(), every=10) == [5, 15]
 
 
 class Payload:

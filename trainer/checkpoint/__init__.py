@@ -40,7 +40,7 @@ from trainer.loop.parallel import World, is_copy, local_box
 
 COMPLETE = "complete.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
-_UNFINISHED = ".tmp"
+UNFINISHED = ".tmp"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[Skipped]]:
     """
     skipped = [
         Skipped(path.name, "its save was not finished", foreign=False)
-        for path in sorted(root.glob(f"step-*{_UNFINISHED}"))
+        for path in sorted(root.glob(f"step-*{UNFINISHED}"))
     ]
     for path in reversed(folders(root).values()):
         found = read(path)
@@ -170,7 +170,7 @@ class Save:
     def __init__(self, root: Path, tensors: Named, stamp: Stamp, world: World, background: bool = False) -> None:
         self.final = root / folder_name(stamp.state.step)
         self.stamp, self.world = stamp, world
-        self._unfinished = self.final.with_name(self.final.name + _UNFINISHED)
+        self._unfinished = self.final.with_name(self.final.name + UNFINISHED)
         self._failed: Exception | None = None
         own = {group: list(_parts(named, world)) for group, named in tensors.items()}
         (needed,) = world.total_int([sum(part.local.nbytes for parts in own.values() for part in parts)])
@@ -204,7 +204,7 @@ class Save:
                 write_atomic(self._unfinished / COMPLETE, record.model_dump_json(indent=1).encode() + b"\n")
                 fsync_folder(self._unfinished)
                 if self.final.exists():  # a folder that resume refused to use stands where this one belongs
-                    _remove(self.final)
+                    remove(self.final)
                 os.rename(self._unfinished, self.final)
                 fsync_folder(self.final.parent)
         return self.final
@@ -386,52 +386,9 @@ def _unusable(checkpoint: Checkpoint, why: str) -> RunError:
     return RunError(Problem("T001", f"{checkpoint.path} cannot be loaded: {why}"))
 
 
-def outdated(steps: Sequence[int], keep_last: int, spared: set[int], every: int | None = None) -> list[int]:
-    """Which of these steps rotation deletes: all but the last `keep_last` (at least one) by number, those of `spared`,
-    and the multiples of `every`."""
-    rising = sorted(steps)
-    kept = set(rising[-max(1, keep_last) :]) | spared
-    return [step for step in rising if step not in kept and not (every and step % every == 0)]
-
-
-def rotate(root: Path, keep_last: int, spared: set[int], every: int | None = None) -> list[int]:
-    """Delete outdated checkpoints; called after a newer one is complete. The steps deleted."""
-    present = folders(root)
-    deleted = outdated(list(present), keep_last, spared, every)
-    for step in deleted:
-        _remove(present[step])
-    return deleted
-
-
-def newest_healthy(root: Path, most: int, distance: int) -> int | None:
-    """The newest step, `most` at most, whose checkpoint no bad step is near; see `State.healthy`."""
-    for step, path in reversed(folders(root).items()):
-        if step <= most:
-            try:
-                record = Complete.model_validate_json((path / COMPLETE).read_bytes())
-            except (OSError, ValidationError):
-                continue
-            if record.state.healthy(distance):
-                return step
-    return None
-
-
-def remove_behind(root: Path, step: int) -> None:
-    """Delete the checkpoints of later steps: the run has gone back, and they are none of it any more."""
-    for other, path in reversed(folders(root).items()):
-        if other > step:
-            _remove(path)
-
-
-def clear_unfinished(root: Path) -> None:
-    """Delete what killed saves and killed deletions left."""
-    for path in root.glob(f"step-*{_UNFINISHED}"):
-        shutil.rmtree(path)
-
-
-def _remove(path: Path) -> None:
-    """Rename first: a kill in the middle leaves something that is plainly unfinished."""
-    doomed = path.with_name(path.name + _UNFINISHED)
+def remove(path: Path) -> None:
+    """Delete a checkpoint. It is renamed first: a kill in the middle leaves something that is plainly unfinished."""
+    doomed = path.with_name(path.name + UNFINISHED)
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     shutil.rmtree(doomed)

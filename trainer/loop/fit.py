@@ -19,7 +19,7 @@ import torch
 
 from stages.contract.problem import Problem, RunError
 from trainer import checkpoint
-from trainer.checkpoint import Checkpoint, Save, Stamp, extend
+from trainer.checkpoint import Checkpoint, Save, Stamp, extend, keeping
 from trainer.checkpoint.prove import prove_resume
 from trainer.checkpoint.records import Identity, State, check_identity
 from trainer.checkpoint.runfolder import peak_memory
@@ -151,7 +151,7 @@ class Fit:
             self._follow(extend.following(self.asked, past, found.record.state))
             check_identity(found.path, found.record.identity, self.identity(found.step))
             self.load(found)
-            self.healthy = checkpoint.newest_healthy(self.root, found.step, guard.HEALTHY)
+            self.healthy = keeping.newest_healthy(self.root, found.step, guard.HEALTHY)
             self.say(f"resumed from {found.path} ({found.step:,} of {self.plan.steps:,} steps done)")
             if found.record.plan != self.asked.digest:
                 moved = extend.moves(self.plan, past, found.step)
@@ -163,7 +163,7 @@ class Fit:
         self.world.highest([0])  # nobody may still read what is deleted next
         if self.world.first:
             self.root.mkdir(parents=True, exist_ok=True)
-            checkpoint.clear_unfinished(self.root)
+            keeping.clear_unfinished(self.root)
         self._open_metrics()
         if self.peak is not None:
             self.say(definition(self.plan.model, self.world.size, self.peak))
@@ -231,7 +231,7 @@ class Fit:
         if self.metrics is not None:
             best = self.state.best_step if rules.keep_best else None
             spared = {step for step in (best, self.healthy) if step is not None}
-            checkpoint.rotate(self.root, rules.keep_last, spared, rules.keep_every_steps)
+            keeping.rotate(self.root, rules.keep_last, spared, rules.keep_every_steps)
             self.metrics.draw()
         if not self._proved and self.now == state.step < self.plan.steps:
             self._proved = True
@@ -404,10 +404,10 @@ class Fit:
         jumped = [list(one) for one in extend.merged(self.state.jumped, [jump])]
         kept = {"jumped": jumped, "rollbacks": self.state.rollbacks + 1}
         self.finish_saving()
-        target = checkpoint.newest_healthy(self.root, first, guard.HEALTHY)
+        target = keeping.newest_healthy(self.root, first, guard.HEALTHY)
         self.world.highest([0])  # all ranks have looked before the first one deletes
         if self.world.first:
-            checkpoint.remove_behind(self.root, target or 0)
+            keeping.remove_behind(self.root, target or 0)
         self.world.highest([0])
         self._follow(extend.jumping(self.plan, [jump]))
         if target is None:

@@ -150,7 +150,7 @@ def join(kind: Literal["cpu", "cuda"], rendezvous: str | None = None, threads: i
     device = torch.device("cpu")
     if kind == "cpu":
         keep_freed_memory()
-    if kind == "cuda":
+    else:
         if not torch.cuda.is_available():
             message = f"there is a GPU, but torch {torch.__version__} cannot use it"
             raise RunError(

@@ -64,7 +64,8 @@ class _TokenLoss(torch.autograd.Function):
         real_N = labels_N != IGNORE
         place_N, here_N = (labels_N.where(real_N, 0), real_N) if shared is None else among(labels_N, own_NV.shape[1], shared)
         chosen_N = own_NV.gather(1, place_N[:, None])[:, 0].float().where(here_N, 0.0)
-        whole_N = torch.cat([_log_sum_exp(block_BV.float()) for block_BV in _blocks(own_NV)])
+        # log(sum(exp(logits)))
+        whole_N = torch.cat([block_BV.float().logsumexp(-1) for block_BV in _blocks(own_NV)])
         if shared is not None:
             chosen_N = summed(chosen_N, shared)
             whole_N = gathered(whole_N[:, None], shared, 1).logsumexp(-1)
@@ -86,11 +87,6 @@ class _TokenLoss(torch.autograd.Function):
             if block_BV.dtype != torch.float32:
                 block_BV.copy_(made_BV)
         return own_NV, None, None, None
-
-
-def _log_sum_exp(logits_BV: Tensor) -> Tensor:
-    """log(sum(exp(logits))) of each row, by the softmax: torch's kernel of that reads the row once."""
-    return logits_BV[:, 0] - logits_BV.log_softmax(-1)[:, 0]
 
 
 def _blocks(x_NM: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:

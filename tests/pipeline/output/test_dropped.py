@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine import inputs
+from pipeline.engine.records import Routes
 from pipeline.engine.sealed import arrow_table
 from pipeline.engine.writer import DROPPED
 from pipeline.output import dropped
-from pipeline.output.dropped import Common, Survivors
+from pipeline.output.dropped import Common, Survivors, ask
 from tests.pipeline.corpora import document, run_build, write_config, write_jsonl
 
 STAGES = "  - normalize\n  - rules: {preset: fineweb, mark: true}\n  - exact-dedup\n  - minhash-dedup\n"
@@ -118,5 +119,5 @@ def test_texts_stay_for_the_first_of_each_reason():
 
 
 def test_a_part_is_found_in_its_group():
-    common = Common("", ((4, 0), (), (2,), (1 << 30, 3)), {}, None)
+    common = Common("", ask, ((4, 0), (), (2,), (1 << 30, 3)), {}, Routes())
     assert common.group_of(np.array([3, 0, 4, 1 << 30, 2, 0])).tolist() == [3, 0, 0, 3, 2, 0]

@@ -128,7 +128,7 @@ def test_lines_beyond_the_checkpoint_are_cut_on_resume(manifest, tmp_path):
     with fit(manifest, tmp_path, *sets) as run:
         run.run()
     for step in (10, 8):
-        checkpoint._remove(tmp_path / "checkpoints" / checkpoint.folder_name(step))
+        checkpoint.remove(tmp_path / "checkpoints" / checkpoint.folder_name(step))
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 11, "kind": "st')  # a kill in the middle of a line
     before = lines(tmp_path)
